@@ -1,0 +1,1 @@
+"""Any Transformer from one Hugging Face config."""

@@ -1,0 +1,1 @@
+"""Presets, recipes and launch files: data only."""

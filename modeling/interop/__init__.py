@@ -1,0 +1,1 @@
+"""Foreign checkpoints in and out: one small file a family."""
