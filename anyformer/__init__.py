@@ -1,1 +1,69 @@
-"""Any Transformer from one Hugging Face config."""
+"""Any Transformer from one Hugging Face config, and a suite that trains it from YAML.
+
+`import anyformer` makes `AutoModelForCausalLM.from_pretrained` open anyformer folders. It costs no import of torch:
+the classes are registered the moment transformers' Auto classes are imported, or at once where they already are.
+The names below are the public API; each is imported when it is first used.
+"""
+
+import importlib
+import importlib.abc
+import importlib.metadata
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .modeling import AnyformerConfig as AnyformerConfig
+    from .modeling import AnyformerForCausalLM as AnyformerForCausalLM
+    from .modeling import AnyformerModel as AnyformerModel
+    from .modeling.interop import from_hf as from_hf
+    from .modeling.interop import to_hf as to_hf
+
+__version__ = importlib.metadata.version("anyformer")
+
+_PUBLIC = {
+    "AnyformerConfig": "modeling",
+    "AnyformerForCausalLM": "modeling",
+    "AnyformerModel": "modeling",
+    "from_hf": "modeling.interop",
+    "to_hf": "modeling.interop",
+}
+__all__ = [*sorted(_PUBLIC), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'anyformer' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _RegisterWithAuto(importlib.abc.MetaPathFinder):
+    """Imports `anyformer.modeling`, which registers itself, right after transformers' Auto package is executed."""
+
+    trigger = "transformers.models.auto"
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != self.trigger:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: Any) -> None:
+            execute(module)
+            importlib.import_module(".modeling", __name__)
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+if _RegisterWithAuto.trigger in sys.modules:
+    importlib.import_module(".modeling", __name__)
+else:
+    sys.meta_path.insert(0, _RegisterWithAuto())
