@@ -195,7 +195,7 @@ class AnyformerConfig(PreTrainedConfig):
     def _size_problems(self):
         sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
         sizes += ["num_key_value_heads", "head_dim", "max_position_embeddings"]
-        wrong = [n for n in sizes if isinstance(getattr(self, n), bool) or getattr(self, n) < 1]
+        wrong = [n for n in sizes if getattr(self, n) < 1]
         yield from (f"{n}={getattr(self, n)!r} must be a whole number of at least 1" for n in wrong)
         if wrong:
             return

@@ -1,1 +1,16 @@
 """Foreign checkpoints in and out: one small file a family."""
+
+from .convert import FAMILIES, ImportReport, LogitComparison, compare_logits, from_hf, import_model, to_hf
+from .family import ConversionError, Family
+
+__all__ = [
+    "FAMILIES",
+    "ConversionError",
+    "Family",
+    "ImportReport",
+    "LogitComparison",
+    "compare_logits",
+    "from_hf",
+    "import_model",
+    "to_hf",
+]

@@ -1,0 +1,146 @@
+"""Where a foreign model comes from: a folder, a Hub id, a GGUF file, or a model in memory.
+
+Each source gives its config and its tensors by foreign name; tensors of a folder are mapped from the files, so
+reading them costs no second copy.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
+
+from .family import ConversionError
+
+
+class Source:
+    """A foreign model: `config`, `tensors()`, and `generation_config` where there is one."""
+
+    config: PreTrainedConfig
+    generation_config: GenerationConfig | None = None
+    tokenizer_arguments: dict[str, Any] | None = None
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        raise NotImplementedError
+
+
+@dataclass
+class ModelSource(Source):
+    """A model in memory; its tensors are copied, so that training one model does not change the other."""
+
+    model: PreTrainedModel
+
+    @property
+    def config(self) -> PreTrainedConfig:  # type: ignore[override]
+        return self.model.config
+
+    @property
+    def generation_config(self) -> GenerationConfig | None:  # type: ignore[override]
+        return getattr(self.model, "generation_config", None)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self.model.state_dict().items():
+            yield name, tensor.detach().clone()
+
+
+class GGUFSource(Source):
+    """A GGUF file; transformers dequantises it into the stock class."""
+
+    def __init__(self, path: Path, dtype: torch.dtype | None) -> None:
+        if not path.is_file():
+            raise ConversionError(f"{path}: no such file")
+        self.tokenizer_arguments = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        try:
+            self.config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
+        except (ValueError, KeyError, OSError) as error:
+            raise ConversionError(f"{path}: not a GGUF file that transformers reads: {error}") from error
+        self._arguments = {"gguf_file": path.name, "dtype": dtype or torch.float32, "config": self.config}
+        self._folder = str(path.parent)
+
+    @cached_property
+    def _model(self) -> PreTrainedModel:
+        return AutoModelForCausalLM.from_pretrained(self._folder, **self._arguments)
+
+    @property
+    def generation_config(self) -> GenerationConfig | None:  # type: ignore[override]
+        return self._model.generation_config
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._model.state_dict().items()
+
+
+class FolderSource(Source):
+    """A folder with config.json and safetensors shards."""
+
+    def __init__(self, folder: Path, trust_remote_code: bool = False) -> None:
+        self.folder = folder
+        if not (folder / "config.json").is_file():
+            raise ConversionError(f"{folder}: no config.json, so this is not a model folder")
+        self.tokenizer_arguments = {"pretrained_model_name_or_path": str(folder)}
+        try:
+            self.config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        except (ValueError, TypeError, OSError) as error:
+            raise ConversionError(f"{folder / 'config.json'}: {error}") from error
+        if (folder / "generation_config.json").is_file():
+            self.generation_config = GenerationConfig.from_pretrained(folder)
+
+    def shards(self) -> list[Path]:
+        index = self.folder / "model.safetensors.index.json"
+        if index.is_file():
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        else:
+            names = ["model.safetensors"]
+        shards = [self.folder / name for name in names]
+        for shard in shards:
+            if not shard.is_file():
+                raise ConversionError(
+                    f"{shard}: missing. Weights are read from safetensors; save a .bin checkpoint once with "
+                    "`save_pretrained`"
+                )
+        return shards
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for shard in self.shards():
+            try:
+                with safe_open(shard, framework="pt") as file:
+                    for name in file.keys():  # noqa: SIM118  safe_open is no mapping
+                        yield name, file.get_tensor(name)
+            except SafetensorError as error:
+                raise ConversionError(f"{shard}: damaged or cut short: {error}") from error
+
+
+def open_source(
+    source: str | Path | PreTrainedModel,
+    *,
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Source:
+    """The `Source` for a model, a folder, a `.gguf` file or a Hub id.
+
+    Raises:
+        ConversionError: where there is nothing to read.
+    """
+    if isinstance(source, PreTrainedModel):
+        return ModelSource(source)
+    path = Path(source)
+    if path.suffix == ".gguf":
+        return GGUFSource(path, dtype)
+    if path.is_dir():
+        return FolderSource(path, trust_remote_code)
+    try:
+        folder = snapshot_download(
+            str(source), revision=revision, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        )
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConversionError(f"{source}: neither a local folder nor a Hub repository that can be read ({first})") from error
+    return FolderSource(Path(folder), trust_remote_code)

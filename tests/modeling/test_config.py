@@ -1,0 +1,115 @@
+import json
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+
+from anyformer import AnyformerConfig
+
+TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 50}
+
+IMPOSSIBLE = [
+    ({"hidden_size": "32"}, ["hidden_size", "int", "'32'"]),
+    ({"hidden_size": True}, ["hidden_size", "expected int, got bool"]),
+    ({"hidden_size": 0}, ["hidden_size=0", "at least 1"]),
+    ({"num_attention_heads": 0}, ["num_attention_heads=0"]),
+    ({"num_hidden_layers": -1}, ["num_hidden_layers=-1"]),
+    ({"num_key_value_heads": 3}, ["num_key_value_heads=3", "num_attention_heads=4", "[1, 2, 4]"]),
+    ({"hidden_size": 33}, ["hidden_size=33", "num_attention_heads=4", "head_dim"]),
+    ({"head_dim": 7}, ["head_dim=7", "even"]),
+    ({"norm": "rms_norm"}, ["norm='rms_norm'", "rmsnorm"]),
+    ({"mlp": "swiglu"}, ["mlp='swiglu'", "gated, dense"]),
+    ({"attention": "mla2"}, ["attention='mla2'"]),
+    ({"position_embedding": "rotary"}, ["position_embedding='rotary'", "rope"]),
+    ({"norm_position": "before"}, ["norm_position='before'", "pre"]),
+    ({"hidden_act": "sillu"}, ["hidden_act='sillu'", "silu"]),
+    ({"attention_dropout": 1.0}, ["attention_dropout=1.0", "below 1"]),
+    ({"hidden_dropout": -0.1}, ["hidden_dropout=-0.1"]),
+    ({"norm_eps": 0.0}, ["norm_eps=0.0"]),
+    ({"norm_eps": float("nan")}, ["norm_eps=nan"]),
+    ({"initializer_range": -1}, ["initializer_range=-1"]),
+    ({"eos_token_id": 50}, ["eos_token_id=50", "0 to 49"]),
+    ({"eos_token_id": [1, 99]}, ["eos_token_id=99"]),
+    ({"pad_token_id": -1}, ["pad_token_id=-1", "null"]),
+    ({"use_cache": "yes"}, ["use_cache", "bool"]),
+    ({"rope_parameters": {"rope_type": "yarm"}}, ["yarm", "yarn"]),
+    ({"rope_parameters": {"rope_type": "yarn"}}, ["factor", "missing"]),
+    ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, ["factor=0.5", "at least 1"]),
+    ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, ["factor='2'"]),
+    ({"rope_parameters": {"rope_type": "default", "factor": 2}}, ["factor=2", "not used"]),
+    ({"rope_parameters": {"rope_teta": 5}}, ["rope_teta", "rope_theta"]),
+    (
+        {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0] * 4}},
+        ["short_factor", "head_dim / 2 = 4"],
+    ),
+    (
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
+        ["high_freq_factor=1", "low_freq_factor=4"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), IMPOSSIBLE, ids=lambda v: str(v)[:50])
+def test_impossible_config_names_field_value_and_remedy(fields, words):
+    with pytest.raises(StrictDataclassError) as error:
+        AnyformerConfig(**(TINY | fields))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_all_impossible_values_are_named_at_once():
+    with pytest.raises(StrictDataclassError) as error:
+        AnyformerConfig(**TINY, num_key_value_heads=3, norm="x", hidden_dropout=2)
+    assert all(name in str(error.value) for name in ("num_key_value_heads=3", "norm='x'", "hidden_dropout=2"))
+
+
+def test_misspelt_field_is_refused_with_the_nearest():
+    with pytest.raises(TypeError, match=r"'hiden_size' \(value 3\).*did you mean 'hidden_size'"):
+        AnyformerConfig(hiden_size=3)
+
+
+def test_misspelt_override_is_refused(tmp_path):
+    AnyformerConfig(**TINY).save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="did you mean 'num_hidden_layers'"):
+        AnyformerConfig.from_pretrained(tmp_path, num_hiden_layers=3)
+    with pytest.raises(StrictDataclassError, match="num_key_value_heads=4 must divide num_attention_heads=6"):
+        AnyformerConfig.from_pretrained(tmp_path, num_attention_heads=6)
+    assert AnyformerConfig.from_pretrained(tmp_path, num_hidden_layers=3).num_hidden_layers == 3
+
+
+def test_misspelt_field_in_config_json_is_refused(tmp_path):
+    AnyformerConfig(**TINY).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attention_dropuot": 0.1}))
+    with pytest.raises(TypeError, match="attention_dropout"):
+        AnyformerConfig.from_pretrained(tmp_path)
+
+
+def test_an_impossible_value_set_later_is_caught_when_saved_or_built(tmp_path):
+    from anyformer import AnyformerForCausalLM
+
+    config = AnyformerConfig(**TINY)
+    config.num_key_value_heads = 3
+    with pytest.raises(StrictDataclassError, match="num_key_value_heads=3"):
+        AnyformerForCausalLM(config)
+    with pytest.raises(StrictDataclassError, match="num_key_value_heads=3"):
+        config.save_pretrained(tmp_path)
+
+
+def test_round_trip_keeps_every_field(tmp_path):
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = AnyformerConfig(
+        **TINY, rope_parameters=rope, mlp="dense", norm="layernorm", attention_bias=True, rms_norm_eps=1e-5
+    )
+    config.save_pretrained(tmp_path)
+    again = AnyformerConfig.from_pretrained(tmp_path)
+    ours, theirs = config.to_dict(), again.to_dict()
+    assert ours == theirs
+    assert again.norm_eps == again.rms_norm_eps == 1e-5
+    assert again.attention_out_bias is True
+    assert again.rope_parameters["original_max_position_embeddings"] == 2048
+
+
+def test_defaults_are_derived():
+    config = AnyformerConfig(**TINY)
+    assert (config.head_dim, config.num_key_value_heads, config.intermediate_size) == (8, 4, 128)
+    assert AnyformerConfig(**TINY, position_embedding="none", head_dim=7).rope_parameters is None

@@ -1,0 +1,360 @@
+"""The decoder against closed formulas, uncached runs and the faults that users of such models meet."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+from anyformer.modeling.attention import eager_attention_forward
+from anyformer.modeling.positions import RotaryPositions
+
+YARN = {"rope_type": "yarn", "original_max_position_embeddings": 32}
+ROPES = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {**YARN, "factor": 4.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 3.0, 4.0, 5.0],
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+}
+VARIANTS = {
+    "llama": {},
+    "mha": {"num_key_value_heads": 4},
+    "mqa": {"num_key_value_heads": 1},
+    "wide heads": {"head_dim": 16},
+    "no positions": {"position_embedding": "none"},
+    "layernorm, plain mlp": {"norm": "layernorm", "mlp": "dense", "hidden_act": "gelu"},
+    "biases": {"attention_bias": True, "mlp_bias": True, "lm_head_bias": True},
+    "qkv bias only": {"attention_bias": True, "attention_out_bias": False},
+    "tied": {"tie_word_embeddings": True},
+    **{f"rope {name}": {"rope_parameters": rope} for name, rope in ROPES.items() if name != "default"},
+}
+variants = pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+def ids(*shape, low=3, high=101, seed=1):
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@variants
+def test_forward_loss_and_every_gradient(tiny, fields):
+    model = tiny(**fields).train()
+    tokens = ids(2, 9)
+    output = model(tokens, labels=tokens)
+    expected = nn.functional.cross_entropy(output.logits[:, :-1].reshape(-1, 101), tokens[:, 1:].reshape(-1))
+    torch.testing.assert_close(output.loss, expected, rtol=0, atol=1e-6)
+    output.loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().sum() > 0 or "embed_tokens" in name or "k_proj.bias" in name, name
+
+
+@variants
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_cached_equals_uncached_on_every_backend(tiny, fields, backend):
+    model = tiny(attn_implementation=backend, **fields)
+    tokens = ids(2, 12)
+    full = model(tokens, use_cache=False).logits
+    cache = DynamicCache(config=model.config)
+    parts = [model(tokens[:, a:b], past_key_values=cache).logits for a, b in ((0, 5), (5, 6), (6, 10), (10, 12))]
+    torch.testing.assert_close(torch.cat(parts, 1), full, rtol=0, atol=2e-5)  # logits reach 20: 1e-6 of it
+    torch.testing.assert_close(full, tiny(**fields)(tokens).logits, rtol=0, atol=2e-5)
+
+
+@variants
+def test_left_and_right_padding_leave_real_tokens_alone(tiny, fields):
+    model = tiny(**fields)
+    tokens = ids(1, 5)
+    plain = model(tokens).logits
+    pads = torch.zeros(1, 4, dtype=torch.long)
+    mask = torch.cat([torch.zeros_like(pads), torch.ones_like(tokens)], 1)
+    left = model(torch.cat([pads, tokens], 1), attention_mask=mask).logits[:, 4:]
+    right = model(torch.cat([tokens, pads], 1), attention_mask=mask.flip(1)).logits[:, :5]
+    torch.testing.assert_close(left, plain, rtol=0, atol=1e-5)
+    torch.testing.assert_close(right, plain, rtol=0, atol=1e-5)
+
+
+@variants
+def test_greedy_tokens_do_not_depend_on_cache_or_padding(tiny, fields):
+    model = tiny(**fields)
+    tokens = ids(2, 6)
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    mask = torch.ones_like(tokens)
+    expected = model.generate(tokens, attention_mask=mask, use_cache=False, **options)
+    for implementation in ("dynamic", "static"):
+        got = model.generate(tokens, attention_mask=mask, cache_implementation=implementation, **options)
+        assert torch.equal(got, expected), implementation
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), tokens], 1)
+    mask = (torch.arange(9) >= 3).long().expand(2, 9)
+    for implementation in ("dynamic", "static"):
+        got = model.generate(padded, attention_mask=mask, cache_implementation=implementation, **options)
+        assert torch.equal(got[:, 3:], expected), implementation
+
+
+def test_beam_search_equals_the_uncached_run(tiny):
+    model = tiny()
+    options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "attention_mask": torch.ones(2, 6)}
+    assert torch.equal(model.generate(ids(2, 6), **options), model.generate(ids(2, 6), use_cache=False, **options))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_gives_the_same_gradients(tiny, reentrant):
+    tokens = ids(2, 9)
+    plain, checked = tiny().train(), tiny().train()
+    checked.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    checked.enable_input_require_grads()
+    plain(tokens, labels=tokens).loss.backward()
+    checked(tokens, labels=tokens).loss.backward()
+    for (name, a), (_, b) in zip(plain.named_parameters(), checked.named_parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)
+
+
+def test_cache_answers_to_both_names(tiny):
+    model = tiny()
+    tokens = ids(1, 6)
+    output = model(tokens[:, :4])
+    assert output.cache is output.past_key_values
+    assert output["cache"].get_seq_length() == 4
+    new = model(tokens[:, 4:], cache=output.cache).logits
+    old = model(tokens[:, 4:], past_key_values=model(tokens[:, :4]).past_key_values).logits
+    torch.testing.assert_close(new, old)
+    with pytest.raises(ValueError, match="cache and past_key_values"):
+        model(tokens, cache=DynamicCache(), past_key_values=DynamicCache())
+
+
+def test_logits_to_keep(tiny):
+    model = tiny()
+    tokens = ids(2, 7)
+    full = model(tokens).logits
+    torch.testing.assert_close(model(tokens, logits_to_keep=2).logits, full[:, -2:])
+    torch.testing.assert_close(model(tokens, logits_to_keep=torch.tensor([1, 4])).logits, full[:, [1, 4]])
+
+
+def test_hidden_states_attentions_and_tuples(tiny):
+    model = tiny(attn_implementation="eager")
+    output = model(ids(2, 7), output_hidden_states=True, output_attentions=True)
+    assert [h.shape for h in output.hidden_states] == [(2, 7, 32)] * 3
+    assert [a.shape for a in output.attentions] == [(2, 4, 7, 7)] * 2
+    torch.testing.assert_close(output.attentions[0].sum(-1), torch.ones(2, 4, 7))
+    assert isinstance(model(ids(2, 7), return_dict=False), tuple)
+
+
+def test_inputs_embeds_equal_input_ids(tiny):
+    model = tiny()
+    tokens = ids(2, 7)
+    torch.testing.assert_close(model(inputs_embeds=model.get_input_embeddings()(tokens)).logits, model(tokens).logits)
+    with pytest.raises(ValueError, match="exactly one"):
+        model()
+
+
+def test_two_full_rows_of_six_count_ten_targets(tiny):
+    model = tiny()
+    tokens = ids(2, 6)
+    mean = model(tokens, labels=tokens).loss
+    torch.testing.assert_close(model(tokens, labels=tokens, num_items_in_batch=torch.tensor(10)).loss, mean)
+    torch.testing.assert_close(model(tokens, labels=tokens, num_items_in_batch=20).loss, mean / 2)
+    shifted = torch.cat([tokens[:, 1:], torch.full((2, 1), -100)], 1)
+    torch.testing.assert_close(model(tokens, shift_labels=shifted).loss, mean)
+
+
+def test_all_labels_masked_is_zero_not_nan(tiny, caplog):
+    model = tiny().train()
+    tokens = ids(2, 6)
+    loss = model(tokens, labels=torch.full_like(tokens, -100)).loss
+    assert "None of the 2 rows" in caplog.text
+    assert loss.item() == 0.0
+    loss.backward()
+    assert all(p.grad is None or (p.grad == 0).all() for p in model.parameters())
+    assert model.model.norm.weight.grad is not None
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("extra", [{}, {"attention_mask": 1}, {"use_cache": True}], ids=["plain", "ones", "cache"])
+def test_packed_documents_do_not_see_each_other(tiny, backend, extra):
+    model = tiny(attn_implementation=backend)
+    first, second = ids(1, 4), ids(1, 5, seed=2)
+    packed = torch.cat([first, second], 1)
+    if "attention_mask" in extra:
+        extra = {"attention_mask": torch.ones_like(packed)}
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    logits = model(packed, position_ids=positions, **extra).logits
+    torch.testing.assert_close(logits[:, :4], model(first).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits[:, 4:], model(second).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_a_packed_row_with_padding_stays_finite_and_apart(tiny, backend):
+    model = tiny(attn_implementation=backend).train()
+    packed = torch.cat([ids(1, 4), ids(1, 5, seed=2), torch.zeros(1, 3, dtype=torch.long)], 1)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2]])
+    mask = (packed != 0).long()
+    labels = packed.masked_fill(packed == 0, -100)
+    output = model(packed, position_ids=positions, attention_mask=mask, labels=labels)
+    torch.testing.assert_close(output.logits[:, 4:9], model(packed[:, 4:9]).logits, rtol=0, atol=1e-5)
+    output.loss.backward()
+    assert output.logits.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_fully_masked_rows_stay_finite(tiny, backend):
+    model = tiny(attn_implementation=backend).train()
+    tokens = ids(2, 6)
+    mask = torch.tensor([[0] * 6, [0, 0, 1, 1, 1, 1]])
+    output = model(tokens, attention_mask=mask, labels=tokens.masked_fill(mask == 0, -100))
+    output.loss.backward()
+    assert output.logits.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_switching_dropout_off_reaches_attention(tiny):
+    model = tiny(attention_dropout=0.5, hidden_dropout=0.5, embedding_dropout=0.5).train()
+    tokens = ids(2, 9)
+    assert not torch.equal(model(tokens).logits, model(tokens).logits)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    torch.testing.assert_close(model(tokens).logits, model.eval()(tokens).logits)
+
+
+@pytest.mark.parametrize("where", ["attention_dropout", "hidden_dropout", "embedding_dropout"])
+def test_each_dropout_acts_in_training_and_not_in_evaluation(tiny, where):
+    model = tiny(**{where: 0.5})
+    tokens = ids(2, 9)
+    torch.testing.assert_close(model(tokens).logits, model(tokens).logits)
+    model.train()
+    assert not torch.equal(model(tokens).logits, model(tokens).logits)
+
+
+YARN_FACTORS = [
+    ({"factor": 4.0}, 1.138629),
+    ({"factor": 4.0, "attention_factor": 1.0}, 1.0),
+    ({"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
+    ({"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0}, 0.921042),
+]
+
+
+@pytest.mark.parametrize(("keys", "factor"), YARN_FACTORS)
+def test_yarn_magnitude_of_cos_and_sin(tiny, keys, factor):
+    # The largest angle turns fastest: its cos^2 + sin^2 is the squared magnitude.
+    model = tiny(rope_parameters=YARN | keys)
+    cos, sin = model.model.rotary_emb(torch.zeros(1, 1), torch.arange(50)[None])
+    torch.testing.assert_close((cos**2 + sin**2).sqrt(), torch.full_like(cos, factor), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+def test_frequencies_survive_load_and_cast(tiny, tmp_path, rope):
+    model = tiny(rope_parameters=rope)
+    expected = model.model.rotary_emb.frequencies()[0]
+    model.save_pretrained(tmp_path)
+    junk = [torch.full((2, 2), float("nan")) for _ in range(20000)]  # so that fresh memory is not zero by luck
+    del junk
+    for dtype in (torch.float32, torch.bfloat16):
+        rotary = type(model).from_pretrained(tmp_path, dtype=dtype).model.rotary_emb
+        assert torch.equal(rotary.inv_freq, expected)
+        assert torch.equal(rotary.original_inv_freq, expected)
+    rotary = model.to(torch.bfloat16).float().to(torch.bfloat16).model.rotary_emb
+    assert torch.equal(rotary.inv_freq, expected)
+
+
+def test_phases_at_position_8000_in_bfloat16(tiny):
+    rotary = tiny(max_position_embeddings=16384).to(torch.bfloat16).model.rotary_emb
+    cos, sin = rotary(torch.zeros(1, 1, dtype=torch.bfloat16), torch.tensor([[8000]]))
+    phase = 8000 * 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8).repeat(2)
+    torch.testing.assert_close(cos[0, 0].double(), phase.cos(), rtol=0, atol=4e-3)  # bf16 rounding of values below 1
+    torch.testing.assert_close(sin[0, 0].double(), phase.sin(), rtol=0, atol=4e-3)
+
+
+def test_rotary_depends_on_distance_alone():
+    from anyformer.modeling.positions import apply_rotary
+
+    query, key = torch.randn(1, 1, 1, 8, dtype=torch.float64), torch.randn(1, 1, 1, 8, dtype=torch.float64)
+    frequency = 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8).repeat(2)
+
+    def score(at, to):
+        q, _ = apply_rotary(query, key, (at * frequency).cos()[None, None], (at * frequency).sin()[None, None])
+        _, k = apply_rotary(query, key, (to * frequency).cos()[None, None], (to * frequency).sin()[None, None])
+        return (q * k).sum().item()
+
+    assert math.isclose(score(7, 4), score(103, 100), rel_tol=1e-9)
+    assert not math.isclose(score(7, 4), score(7, 5), rel_tol=1e-3)
+
+
+def test_eager_attention_against_a_hand_written_loop():
+    module = nn.Module()
+    module.num_key_value_groups = 2
+    q, k, v = torch.randn(1, 4, 3, 5), torch.randn(1, 2, 6, 5), torch.randn(1, 2, 6, 5)
+    got, _ = eager_attention_forward(module, q, k, v, None, scaling=0.7)
+    for head in range(4):
+        for row in range(3):
+            scores = [0.7 * (q[0, head, row] @ k[0, head // 2, j]).item() for j in range(6)]
+            weights = [math.exp(s - max(scores)) for s in scores]
+            expected = sum(w / sum(weights) * v[0, head // 2, j] for j, w in enumerate(weights))
+            torch.testing.assert_close(got[0, row, head], expected, rtol=0, atol=1e-5)
+
+
+def test_norms_against_their_formulas():
+    from anyformer.modeling.norms import AnyformerLayerNorm, AnyformerRMSNorm
+
+    x = torch.randn(3, 8, dtype=torch.float64).float()
+    rms, layer = AnyformerRMSNorm(8, 1e-5), AnyformerLayerNorm(8, 1e-5)
+    nn.init.normal_(rms.weight), nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
+    torch.testing.assert_close(rms(x), x / (x**2).mean(-1, keepdim=True).add(1e-5).sqrt() * rms.weight)
+    centred = x - x.mean(-1, keepdim=True)
+    expected = centred / (centred**2).mean(-1, keepdim=True).add(1e-5).sqrt() * layer.weight + layer.bias
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_initial_weights_follow_the_range_and_are_reproducible(tiny):
+    model = tiny(hidden_size=64, num_attention_heads=8, vocab_size=500, initializer_range=0.05)
+    assert abs(model.lm_head.weight.std().item() - 0.05) < 0.002
+    assert (model.model.embed_tokens.weight[0] == 0).all()
+    again = tiny(hidden_size=64, num_attention_heads=8, vocab_size=500, initializer_range=0.05)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_registered_block_works_everywhere(tiny):
+    from anyformer.modeling import MLPS
+
+    @MLPS.register("test_squared")
+    class Squared(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.up_proj = nn.Linear(config.hidden_size, 16)
+            self.down_proj = nn.Linear(16, config.hidden_size)
+
+        def forward(self, x):
+            return self.down_proj(self.up_proj(x) ** 2)
+
+    model = tiny(mlp="test_squared")
+    tokens = ids(2, 6)
+    model(tokens, labels=tokens).loss.backward()
+    assert model.generate(tokens, max_new_tokens=3, min_new_tokens=3).shape == (2, 9)
+    with pytest.raises(ValueError, match="already the class"):
+        MLPS.register("gated")(Squared)
+
+
+def test_dynamic_rope_stretches_beyond_the_trained_length(tiny):
+    model = tiny(rope_parameters=ROPES["dynamic"], max_position_embeddings=16)
+    rotary: RotaryPositions = model.model.rotary_emb
+    short = rotary.inv_freq.clone()
+    model(ids(1, 40))
+    # NTK-aware: base * (factor * L / L0 - (factor - 1))^(d / (d - 2)), L = 40, L0 = 16, d = 8
+    base = 10000.0 * (2.0 * 40 / 16 - 1.0) ** (8 / 6)
+    torch.testing.assert_close(rotary.inv_freq, base ** (-torch.arange(0, 8, 2) / 8))
+    model(ids(1, 10))
+    assert torch.equal(rotary.inv_freq, short)
