@@ -80,7 +80,11 @@ class GroupedQueryAttention(AnyformerAttention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[batch, length, hidden_size] -> the same, and the weights [batch, heads, q, k] where eager computes them."""
         input_shape = hidden_states.shape[:-1]
-        head_shape = (*input_shape, -1, self.head_dim)  # -1: under tensor parallelism a rank holds a share of heads
+        head_shape = (
+            *input_shape,
+            -1,
+            self.head_dim,
+        )  # -1: under tensor parallelism a rank holds a share of heads
         query = self.q_proj(hidden_states).view(head_shape).transpose(1, 2)  # [batch, heads, length, head_dim]
         key = self.k_proj(hidden_states).view(head_shape).transpose(1, 2)  # [batch, kv_heads, length, head_dim]
         value = self.v_proj(hidden_states).view(head_shape).transpose(1, 2)

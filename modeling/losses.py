@@ -37,7 +37,10 @@ def causal_lm_loss(
         targets = shift_labels
     targets = targets.to(logits.device)
     total = nn.functional.cross_entropy(
-        logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=ignore_index, reduction="sum"
+        logits.float().reshape(-1, logits.shape[-1]),
+        targets.reshape(-1),
+        ignore_index=ignore_index,
+        reduction="sum",
     )
     supervised = targets != ignore_index
     if not is_tracing(targets) and not supervised.any():

@@ -35,7 +35,9 @@ class Registry:
         def decorate(cls: type) -> type:
             present = self._names.get(name)
             if present is not None and present.__qualname__ != cls.__qualname__:
-                raise ValueError(f"{self.field}={name!r} is already the class {present.__qualname__}; choose another name")
+                raise ValueError(
+                    f"{self.field}={name!r} is already the class {present.__qualname__}; choose another name"
+                )
             self._names[name] = cls
             return cls
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers.configuration_utils import PreTrainedConfig
 
 from ..configuration_anyformer import AnyformerConfig
@@ -74,7 +75,7 @@ class Family:
         values |= {ours: getattr(foreign, theirs) for ours, theirs in self.config_fields.items()}
         try:
             return AnyformerConfig(**(values | dict(self.fixed)))
-        except (ValueError, TypeError) as error:
+        except (StrictDataclassError, TypeError) as error:
             raise ConversionError(f"{self.model_type} config cannot be imported: {error}") from error
 
     def to_foreign_config(self, config: AnyformerConfig, foreign_class: type[PreTrainedConfig]) -> PreTrainedConfig:
@@ -103,7 +104,11 @@ class Family:
 
     def unused_fields(self, foreign: PreTrainedConfig) -> list[str]:
         """Fields of a foreign config that neither its own class nor this family reads."""
-        known = {f.name for f in fields(foreign)} | {"model_type", "transformers_version", "output_attentions"}
+        known = {f.name for f in fields(foreign)} | {
+            "model_type",
+            "transformers_version",
+            "output_attentions",
+        }
         return sorted(k for k in foreign.to_dict() if k not in known and not k.startswith("_"))
 
     @cached_property

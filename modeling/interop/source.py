@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
@@ -87,7 +93,7 @@ class FolderSource(Source):
         self.tokenizer_arguments = {"pretrained_model_name_or_path": str(folder)}
         try:
             self.config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        except (ValueError, TypeError, OSError) as error:
+        except (StrictDataclassError, ValueError, TypeError, OSError) as error:
             raise ConversionError(f"{folder / 'config.json'}: {error}") from error
         if (folder / "generation_config.json").is_file():
             self.generation_config = GenerationConfig.from_pretrained(folder)
@@ -138,9 +144,19 @@ def open_source(
         return FolderSource(path, trust_remote_code)
     try:
         folder = snapshot_download(
-            str(source), revision=revision, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+            str(source),
+            revision=revision,
+            allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"],
         )
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
+    except (
+        HFValidationError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        OSError,
+    ) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConversionError(f"{source}: neither a local folder nor a Hub repository that can be read ({first})") from error
+        raise ConversionError(
+            f"{source}: neither a local folder nor a Hub repository that can be read ({first})"
+        ) from error
     return FolderSource(Path(folder), trust_remote_code)

@@ -42,7 +42,14 @@ IMPOSSIBLE = [
         ["short_factor", "head_dim / 2 = 4"],
     ),
     (
-        {"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 8,
+                "low_freq_factor": 4,
+                "high_freq_factor": 1,
+            }
+        },
         ["high_freq_factor=1", "low_freq_factor=4"],
     ),
 ]
@@ -96,7 +103,13 @@ def test_an_impossible_value_set_later_is_caught_when_saved_or_built(tmp_path):
 
 
 def test_round_trip_keeps_every_field(tmp_path):
-    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     config = AnyformerConfig(
         **TINY, rope_parameters=rope, mlp="dense", norm="layernorm", attention_bias=True, rms_norm_eps=1e-5
     )
