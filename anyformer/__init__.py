@@ -7,8 +7,8 @@ The names below are the public API; each is imported when it is first used.
 
 import importlib
 import importlib.abc
+import importlib.machinery
 import importlib.metadata
-import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -42,28 +42,40 @@ def __dir__() -> list[str]:
 
 
 class _RegisterWithAuto(importlib.abc.MetaPathFinder):
-    """Imports `anyformer.modeling`, which registers itself, right after transformers' Auto package is executed."""
+    """Imports `anyformer.modeling`, which registers itself, once transformers' Auto package has been imported.
 
-    trigger = "transformers.models.auto"
+    Not at once: half-loaded modules of transformers import the Auto package, and `anyformer.modeling` needs them whole.
+    So every transformers module is counted in and out, and the outermost one to finish does it.
+    """
+
+    auto = "transformers.models.auto"
+
+    def __init__(self) -> None:
+        self.loading = 0
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname != self.trigger:
+        if not fullname.startswith("transformers."):
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
 
         def execute_and_register(module: Any) -> None:
-            execute(module)
-            importlib.import_module(".modeling", __name__)
+            self.loading += 1
+            try:
+                execute(module)
+            finally:
+                self.loading -= 1
+            if not self.loading and self.auto in sys.modules and self in sys.meta_path:
+                sys.meta_path.remove(self)
+                importlib.import_module(".modeling", __name__)
 
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
 
 
-if _RegisterWithAuto.trigger in sys.modules:
+if _RegisterWithAuto.auto in sys.modules:
     importlib.import_module(".modeling", __name__)
 else:
     sys.meta_path.insert(0, _RegisterWithAuto())

@@ -81,18 +81,23 @@ def import_model(
     source: str | Path | PreTrainedModel,
     *,
     dtype: torch.dtype | None = None,
+    config: AnyformerConfig | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[AnyformerForCausalLM, ImportReport]:
-    """As `from_hf`, with the report of what was used. A folder that holds an anyformer is opened as it is."""
+    """As `from_hf`, with the report of what was used. A folder that holds an anyformer is opened as it is.
+
+    Args:
+        config: used instead of the one that the source states, for dropout or another rotary scaling.
+    """
     opened = open_source(source, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
     if opened.config.model_type == AnyformerConfig.model_type:
         if not isinstance(opened, FolderSource):
             raise ConversionError("this model is an anyformer already")
-        model = AnyformerForCausalLM.from_pretrained(opened.folder, dtype=dtype or "auto")
+        model = AnyformerForCausalLM.from_pretrained(opened.folder, config=config, dtype=dtype or "auto")
         return model, ImportReport(AnyformerConfig.model_type, used=len(model.state_dict()))
     family = family_of(opened.config)
-    config = family.from_foreign_config(opened.config)
+    config = config or family.from_foreign_config(opened.config)
     state_dict, report = _our_state_dict(opened, family, config)
     dtype = dtype or next(iter(state_dict.values())).dtype
     try:

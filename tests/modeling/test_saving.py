@@ -74,17 +74,36 @@ def test_saved_folder_lists_every_head_whatever_was_saved(tiny, tmp_path):
         assert (tmp_path / (reference.split(".")[0] + ".py")).is_file()
 
 
-def test_import_registers_the_auto_classes_and_loads_no_torch(tiny, tmp_path):
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from transformers import AutoModelForCausalLM",
+        "from transformers import AutoConfig; from transformers import AutoModelForCausalLM",
+        "from transformers import Trainer, AutoModelForCausalLM",
+        "import transformers.modeling_utils; from transformers import AutoModelForCausalLM",
+        "from transformers import pipeline, AutoModelForCausalLM",
+        "from anyformer import AnyformerConfig; from transformers import AutoModelForCausalLM",
+    ],
+)
+def test_import_registers_the_auto_classes_and_loads_no_torch(tiny, tmp_path, imports):
     tiny().save_pretrained(tmp_path)
     code = (
         "import sys, anyformer; assert 'torch' not in sys.modules and 'transformers' not in sys.modules;"
-        "from transformers import AutoModelForCausalLM as A; "
-        f"print(type(A.from_pretrained({str(tmp_path)!r})).__module__)"
+        f"{imports}; print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})).__module__)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert result.stdout.strip() == "anyformer.modeling.modeling_anyformer", result.stderr[-2000:]
+
+
+def test_importing_after_the_auto_classes_registers_at_once(tiny, tmp_path):
+    tiny().save_pretrained(tmp_path)
+    code = (
+        "from transformers import AutoConfig; import anyformer; "
+        f"print(AutoConfig.from_pretrained({str(tmp_path)!r}).num_hidden_layers)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert result.stdout.strip() == "2", result.stderr[-2000:]
     assert isinstance(AutoModel.from_pretrained(tmp_path), AnyformerModel)
-    assert AutoConfig.from_pretrained(tmp_path).num_hidden_layers == 2
 
 
 def test_shards_and_dtype(tiny, tmp_path):

@@ -1,0 +1,114 @@
+"""Import and export of whole folders: weights, tokenizer, and the check of logits, as lines to print."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import UserError
+from .models import compare_with_stock, load_pretrained, load_tokenizer_from, resolve_path
+
+if TYPE_CHECKING:
+    from ..modeling.interop import LogitComparison
+
+
+def import_checkpoint(
+    source: str,
+    target: Path,
+    *,
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    verify: bool = True,
+) -> Iterator[str]:
+    """Write `source` as an anyformer folder to `target`.
+
+    Yields:
+        What was used, what was left unread, and how far the logits are apart.
+
+    Raises:
+        UserError: a source that cannot be imported exactly, or a target that exists.
+    """
+    import torch
+
+    from ..modeling.interop import ConversionError, import_model
+
+    _require_free(target)
+    path = resolve_path(source)
+    try:
+        wanted = None if dtype == "auto" else getattr(torch, dtype)
+        model, report = import_model(path, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code)
+    except ConversionError as error:
+        raise UserError(f"{source}: {error}") from error
+    parameters = model.config.counts().total_parameters
+    yield f"{source}: {report.family}, {parameters:,} parameters in {str(model.dtype).removeprefix('torch.')}"
+    yield f"weights used: {report.used}; ignored: {', '.join(report.ignored) or 'none'}"
+    if report.unused_config_fields:
+        yield f"config fields that the stock class does not read either: {', '.join(report.unused_config_fields)}"
+    tokenizer = _tokenizer_or_none(path, revision, trust_remote_code)
+    if verify and report.family != model.config.model_type:
+        yield _verified(compare_with_stock(model, tokenizer), "the stock class")
+    _write(model, tokenizer, target)
+    if tokenizer is None:
+        yield "no tokenizer was found beside the model, so none was written"
+    yield f"written to {target}: AutoModelForCausalLM.from_pretrained({str(target)!r}, trust_remote_code=True)"
+
+
+def export_checkpoint(
+    source: str, target: Path, *, model_type: str | None = None, verify: bool = True
+) -> Iterator[str]:
+    """Write the anyformer folder `source` as a checkpoint of a family's stock class to `target`.
+
+    Yields:
+        What was written, and how far the logits are apart.
+
+    Raises:
+        UserError: the family cannot express the model, or a target that exists.
+    """
+    from ..modeling.interop import ConversionError, to_hf
+
+    _require_free(target)
+    model = load_pretrained(source)
+    if model.config.model_type != "anyformer":
+        raise UserError(f"{source}: is a {model.config.model_type}, not an anyformer; there is nothing to export")
+    try:
+        stock: Any = to_hf(model, model_type=model_type, copy=False)
+    except ConversionError as error:
+        raise UserError(f"{source}: {error}") from error
+    tokenizer = _tokenizer_or_none(resolve_path(source), None, False)
+    if verify:
+        yield _verified(compare_with_stock(model, tokenizer, stock), type(stock).__name__)
+    _write(stock, tokenizer, target)
+    yield f"written to {target}: {type(stock).__name__}.from_pretrained({str(target)!r})"
+
+
+def _verified(comparison: "LogitComparison", name: str) -> str:
+    if not comparison.equal:
+        raise UserError(
+            f"the logits differ from {name} by {comparison.plain:.2e} (left-padded {comparison.padded:.2e}) where "
+            f"{comparison.tolerance:.0e} is allowed: nothing was written"
+        )
+    return (
+        f"logits against {name}: largest difference {comparison.plain:.1e} on {comparison.tokens} tokens, "
+        f"{comparison.padded:.1e} on a left-padded batch of 3 (largest logit {comparison.scale:.1f})"
+    )
+
+
+def _require_free(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} exists already: name a new folder, nothing is overwritten")
+
+
+def _tokenizer_or_none(path: str, revision: str | None, trust_remote_code: bool) -> Any:
+    try:
+        return load_tokenizer_from(path, revision=revision, trust_remote_code=trust_remote_code)
+    except UserError:
+        return None
+
+
+def _write(model: Any, tokenizer: Any, target: Path) -> None:
+    try:
+        model.save_pretrained(target)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error}") from error

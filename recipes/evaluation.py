@@ -1,0 +1,130 @@
+"""What a model is worth: loss on held-out rows, and answers to look at."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Cross-entropy over the supervised tokens of the held-out rows.
+
+    Attributes:
+        loss: mean over tokens, in nats.
+        tokens: supervised tokens counted.
+        rows: rows they stand in.
+    """
+
+    loss: float
+    tokens: int
+    rows: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))
+
+    def as_dict(self) -> dict[str, float]:
+        return {**asdict(self), "perplexity": self.perplexity}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One held-out prompt, the answer in the data, and the model's."""
+
+    prompt: str
+    reference: str
+    answer: str
+
+
+def held_out_loss(model: "PreTrainedModel", dataset: Any, *, pad_token_id: int, batch_size: int) -> HeldOut:
+    """Loss on a data set with `input_ids` and `labels`. Batches group rows of like length; the value does not
+    depend on them, because the sum runs over tokens."""
+    import torch
+
+    rows = sorted((dict(row) for row in dataset), key=lambda row: len(row["input_ids"]))
+    total, count = 0.0, 0
+    with _evaluation(model), torch.no_grad():
+        for start in range(0, len(rows), batch_size):
+            batch, labels = _padded(rows[start : start + batch_size], pad_token_id, model.device)
+            logits = model(**batch, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
+            supervised = labels[:, 1:] != -100
+            loss = torch.nn.functional.cross_entropy(
+                logits[supervised].float(), labels[:, 1:][supervised], reduction="sum"
+            )
+            total, count = total + loss.item(), count + int(supervised.sum())
+    return HeldOut(loss=total / max(count, 1), tokens=count, rows=len(rows))
+
+
+def sample_answers(
+    model: "PreTrainedModel", tokenizer: Any, rows: Sequence[dict[str, Any]], *, count: int, max_new_tokens: int
+) -> list[Sample]:
+    """Greedy answers to `count` prompts spread evenly over the held-out rows."""
+    import torch
+
+    from .tokenize_sft import stop_ids
+
+    chosen = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
+    samples = []
+    with _evaluation(model), torch.no_grad():
+        for row in chosen:
+            prompt, reference, ids = _prompt(row, tokenizer)
+            inputs = torch.tensor([ids], device=model.device)
+            output = model.generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                eos_token_id=stop_ids(tokenizer),
+                pad_token_id=tokenizer.pad_token_id,
+            )
+            answer = tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True).strip()
+            samples.append(Sample(prompt, reference, answer))
+    return samples
+
+
+def _prompt(row: dict[str, Any], tokenizer: Any) -> tuple[str, str, list[int]]:
+    """The prompt as text and as ids, and the answer in the data."""
+    if "text" in row:
+        ids = tokenizer(row["text"])["input_ids"]
+        half = max(len(ids) // 2, 1)
+        return tokenizer.decode(ids[:half]), tokenizer.decode(ids[half:]), ids[:half]
+    if "messages" in row:
+        turns, answer = row["messages"][:-1], row["messages"][-1]["content"]
+    elif isinstance(row["prompt"], str):
+        return row["prompt"], row["completion"], tokenizer(row["prompt"])["input_ids"]
+    else:
+        turns, answer = row["prompt"], row["completion"][-1]["content"]
+    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    # The template has written the special tokens already: a second BOS would be one too many.
+    return turns[-1]["content"], answer, tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _padded(rows: list[dict[str, Any]], pad_token_id: int, device: Any) -> "tuple[dict[str, Any], torch.Tensor]":
+    import torch
+
+    length = max(len(row["input_ids"]) for row in rows)
+    ids = torch.full((len(rows), length), pad_token_id)
+    labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        size = len(row["input_ids"])
+        ids[i, :size], labels[i, :size] = torch.tensor(row["input_ids"]), torch.tensor(row["labels"])
+        mask[i, :size] = 1
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}, labels.to(device)
+
+
+class _evaluation:  # noqa: N801  reads as a statement: `with _evaluation(model)`
+    """Evaluation mode, and back to what it was."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.was_training = model, model.training
+
+    def __enter__(self) -> None:
+        self.model.eval()
+
+    def __exit__(self, *error: object) -> None:
+        self.model.train(self.was_training)

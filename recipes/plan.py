@@ -1,0 +1,109 @@
+"""What a run will do, said before its first step."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trl import SFTConfig
+
+    from ..modeling import AnyformerConfig
+    from .tokenize_sft import TokenizationReport
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of a run.
+
+    Attributes:
+        parameters: by part, as the config counts them.
+        trainable: parameters that receive gradients.
+        memory: bytes of weights, gradients and optimiser state; activations come on top.
+        steps: optimiser updates.
+        rows, tokens, supervised_tokens: of one epoch.
+        tokens_seen: over the whole run.
+        training_flops: forward and backward over the whole run; a frozen base spares the gradients of its weights.
+    """
+
+    parameters: dict[str, int]
+    trainable: int
+    memory: dict[str, int]
+    steps: int
+    rows: int
+    tokens: int
+    supervised_tokens: int
+    tokens_seen: int
+    training_flops: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_plan(
+    config: "AnyformerConfig",
+    dtype: str,
+    trainable: int,
+    arguments: "SFTConfig",
+    tokens: "TokenizationReport",
+) -> Plan:
+    """The plan of a run from what is known before any weight is loaded.
+
+    Args:
+        dtype: of the weights, by name; adapters train in fp32 beside them.
+    """
+    rows = tokens.rows_kept
+    batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+    an_epoch = math.ceil(rows / batch)
+    steps = arguments.max_steps if arguments.max_steps > 0 else math.ceil(an_epoch * arguments.num_train_epochs)
+    seen = round(tokens.tokens * steps / an_epoch)
+    counts = config.counts(sequence_length=max(tokens.tokens // rows, 1))
+    total = counts.total_parameters
+    full = trainable >= total
+    size = BYTES.get(dtype, 4)
+    forward = counts.forward_flops * seen // max(tokens.tokens // rows, 1)
+    states = 2 if "adam" in str(arguments.optim).lower() else 1
+    return Plan(
+        parameters=counts.parameters,
+        trainable=trainable,
+        memory={
+            "weights": total * size + (0 if full else trainable * 4),
+            "gradients": trainable * (size if full else 4),
+            "optimizer": trainable * states * (size if full else 4),
+        },
+        steps=steps,
+        rows=rows,
+        tokens=tokens.tokens,
+        supervised_tokens=tokens.supervised_tokens,
+        tokens_seen=seen,
+        training_flops=forward * (3 if full else 2),
+    )
+
+
+def describe(plan: Plan) -> list[tuple[str, str]]:
+    """The plan as (name, value) lines for a table."""
+    total = sum(plan.parameters.values())
+    parts = ", ".join(f"{name} {count(value)}" for name, value in plan.parameters.items() if value)
+    memory = ", ".join(f"{name} {gigabytes(value)}" for name, value in plan.memory.items())
+    share = plan.supervised_tokens / plan.tokens
+    return [
+        ("parameters", f"{count(total)} ({parts})"),
+        ("trainable", f"{count(plan.trainable)} ({plan.trainable / total:.2%} of the model)"),
+        ("memory", f"{gigabytes(sum(plan.memory.values()))} ({memory}) and activations"),
+        ("data", f"{plan.rows:,} rows, {plan.tokens:,} tokens, {share:.1%} of them supervised"),
+        ("run", f"{plan.steps:,} steps over {plan.tokens_seen:,} tokens, about {plan.training_flops:.1e} FLOPs"),
+    ]
+
+
+def count(number: float) -> str:
+    """123_456_789 -> 123.5 M."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.1f} {unit}"
+    return f"{number:.0f}"
+
+
+def gigabytes(number: float) -> str:
+    """Bytes as GB (10^9) or MB (10^6)."""
+    return f"{number / 1e9:.2f} GB" if number >= 1e8 else f"{number / 1e6:.1f} MB"

