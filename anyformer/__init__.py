@@ -44,8 +44,8 @@ def __dir__() -> list[str]:
 class _RegisterWithAuto(importlib.abc.MetaPathFinder):
     """Imports `anyformer.modeling`, which registers itself, once transformers' Auto package has been imported.
 
-    Not at once: half-loaded modules of transformers import the Auto package, and `anyformer.modeling` needs them whole.
-    So every transformers module is counted in and out, and the outermost one to finish does it.
+    Not at once: half-loaded modules of transformers import the Auto package, and `anyformer.modeling` needs them
+    whole. So every transformers module is counted in and out, and the outermost one to finish does it.
     """
 
     auto = "transformers.models.auto"

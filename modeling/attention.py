@@ -1,6 +1,7 @@
 """Self-attention. The softmax itself is one of the library's attention functions, chosen by name."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from .registry import ATTENTIONS
 
 
 def eager_attention_forward(
-    module: nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -78,7 +79,7 @@ class GroupedQueryAttention(AnyformerAttention):
         cache: Cache | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[batch, length, hidden_size] -> the same, and the weights [batch, heads, q, k] where eager computes them."""
+        """[batch, length, hidden_size] -> the same, and where eager computes them the weights [batch, heads, q, k]."""
         input_shape = hidden_states.shape[:-1]
         head_shape = (
             *input_shape,

@@ -1,6 +1,6 @@
 """The models: `AnyformerModel` and its heads."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -62,7 +62,8 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: names the absent weights; for an absent head also the flag `tie_word_embeddings`.
         """
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
         missing = sorted(set(info["missing_keys"]) - model.newly_initialised_keys())
         if missing:
             shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
@@ -176,7 +177,7 @@ class AnyformerForCausalLM(AnyformerPreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
+    _pp_plan: ClassVar[Any] = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: AnyformerConfig) -> None:

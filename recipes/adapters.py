@@ -1,5 +1,6 @@
 """Adapters: what a recipe's `adapter` section means for a model."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
@@ -62,10 +63,35 @@ def attach(model: "PreTrainedModel", config: "PeftConfig") -> Any:
 
 def merge(model: Any) -> "PreTrainedModel":
     """The plain model with the adapter's change added to its weights; a model without an adapter as it is."""
-    merged = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
-    # TRL has put its own forward over the class's; what is saved and used from here on is the class's.
-    merged.__dict__.pop("forward", None)
-    return merged
+    restore_forward(model)
+    return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+
+
+def restore_forward(model: Any) -> None:
+    """TRL puts its own forward over the class's; what is measured and saved after training is the class's."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base.__dict__.pop("forward", None)
+
+
+def save_adapter(model: Any, folder: Path, base: str | None) -> None:
+    """Write the adapter alone; `base` is the Hub id or folder that it belongs to, where there is one."""
+    config = model.peft_config["default"]
+    # While saving, PEFT would read a named base's config with our class, which a foreign base does not fit.
+    config.base_model_name_or_path = ""
+    model.save_pretrained(folder)
+    config.base_model_name_or_path = base
+    config.save_pretrained(folder)
+
+
+def save_unmerged(model: Any, folder: Path, base: str | None) -> None:
+    """Write the adapter to `folder`, so that `AutoModelForCausalLM.from_pretrained(folder)` opens base and adapter.
+
+    Args:
+        base: Hub id or folder of the base model; None: it is at neither, so it is written to `folder / "base"`.
+    """
+    save_adapter(model, folder, base or str((folder / "base").resolve()))
+    if base is None:
+        model.unload().save_pretrained(folder / "base")
 
 
 def check_trained(model: Any) -> None:

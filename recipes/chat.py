@@ -48,7 +48,9 @@ def chat(
             turns = list(start)
         elif line:
             turns.append({"role": "user", "content": line})
-            turns.append({"role": "assistant", "content": _answer(model, tokenizer, turns, max_new_tokens, temperature)})
+            turns.append(
+                {"role": "assistant", "content": _answer(model, tokenizer, turns, max_new_tokens, temperature)}
+            )
 
 
 def _answer(model: Any, tokenizer: Any, turns: list[dict[str, str]], max_new_tokens: int, temperature: float) -> str:

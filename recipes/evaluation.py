@@ -117,7 +117,7 @@ def _padded(rows: list[dict[str, Any]], pad_token_id: int, device: Any) -> "tupl
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}, labels.to(device)
 
 
-class _evaluation:  # noqa: N801  reads as a statement: `with _evaluation(model)`
+class _evaluation:
     """Evaluation mode, and back to what it was."""
 
     def __init__(self, model: Any) -> None:

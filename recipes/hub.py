@@ -157,6 +157,8 @@ def _check_model(folder: Path, files: list[str]) -> None:
         raise UserError(f"{folder} is not a model: it has neither config.json nor adapter_config.json")
     if not any(WEIGHTS.fullmatch(name) for name in top):
         raise UserError(f"{folder} has no weights: expected model.safetensors or adapter_model.safetensors in it")
+    if "config.json" not in top:
+        _check_base(folder / "adapter_config.json")
     for name in files:
         path = folder / name
         if name in ("config.json", "adapter_config.json"):
@@ -167,6 +169,16 @@ def _check_model(folder: Path, files: list[str]) -> None:
             _check_safetensors(path)
         elif WEIGHTS.fullmatch(name) and path.stat().st_size == 0:
             raise UserError(f"{path} is empty; save the model again")
+
+
+def _check_base(path: Path) -> None:
+    """An adapter opens only where its base model does."""
+    base = _read_object(path).get("base_model_name_or_path")
+    if base and (Path(base).is_absolute() or Path(base).exists()):
+        raise UserError(
+            f"{path}: base_model_name_or_path is {base}, a folder of this machine, so nobody else could open the "
+            "adapter. Push a merged model, or name a base model on the Hub"
+        )
 
 
 def _read_object(path: Path) -> dict:

@@ -93,34 +93,24 @@ def load_pretrained(path: str, *, trust_remote_code: bool = False) -> Any:
         raise UserError(f"{path}: no model can be opened there: {_first_line(error)}") from error
 
 
-def model_config(model: Any, tokenizer: Any) -> "AnyformerConfig":
-    """The `AnyformerConfig` of a recipe's `model` section, without loading a weight.
+def config_and_tokenizer(model: Any) -> "tuple[AnyformerConfig, Any]":
+    """Config and tokenizer of a recipe's `model` section, without loading a weight.
 
     Raises:
-        UserError: an unknown family, or a config that makes no sense.
+        UserError: no such model, an unknown family, a config that makes no sense, or a tokenizer of another model.
     """
     from huggingface_hub.errors import StrictDataclassError
 
     from ..modeling import AnyformerConfig
     from ..modeling.interop import ConversionError
-    from ..modeling.interop.convert import family_of
-    from ..modeling.interop.source import open_source
 
     try:
         if model.preset:
-            values = load_preset(model.preset) | _ids_of(tokenizer) | model.config
-            config = AnyformerConfig(**values)
+            tokenizer = load_tokenizer(model)
+            config = AnyformerConfig(**(load_preset(model.preset) | _ids_of(tokenizer) | model.config))
         else:
-            source = open_source(
-                resolve_path(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code
-            )
-            if source.config.model_type == AnyformerConfig.model_type:
-                config = AnyformerConfig(**source.config.to_dict())
-            else:
-                config = family_of(source.config).from_foreign_config(source.config)
-            for name, value in model.config.items():
-                setattr(config, name, value)
-            config.validate()
+            config = _config_of_checkpoint(model)
+            tokenizer = load_tokenizer(model)
     except (ConversionError, StrictDataclassError, TypeError) as error:
         raise UserError(f"model: {error}") from error
     if len(tokenizer) > config.vocab_size:
@@ -128,6 +118,22 @@ def model_config(model: Any, tokenizer: Any) -> "AnyformerConfig":
             f"model: the tokenizer has {len(tokenizer)} tokens but the model's vocab_size is {config.vocab_size}: "
             "they do not belong together, or model.config.vocab_size must be larger"
         )
+    return config, tokenizer
+
+
+def _config_of_checkpoint(model: Any) -> "AnyformerConfig":
+    from ..modeling import AnyformerConfig
+    from ..modeling.interop.convert import family_of
+    from ..modeling.interop.source import open_source
+
+    source = open_source(resolve_path(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code)
+    if source.config.model_type == AnyformerConfig.model_type:
+        config = AnyformerConfig(**source.config.to_dict())
+    else:
+        config = family_of(source.config).from_foreign_config(source.config)
+    for name, value in model.config.items():
+        setattr(config, name, value)
+    config.validate()
     return config
 
 

@@ -53,6 +53,11 @@ def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False,
 
     console = _console(recipe)
     folder = RunFolder(Path(recipe.train["output_dir"]))
+    if recipe.hub is not None and keeps_adapter(recipe) and hub_id(recipe) is None:
+        raise UserError(
+            f"hub.repo: with adapter.merge: false only the adapter is pushed, and nobody else has its base, "
+            f"{recipe.model.path or recipe.model.preset}. Set adapter.merge: true, or model.path to a Hub id"
+        )
     if not dry_run:
         folder.prepare(recipe.to_yaml(), resume=resume, overwrite=overwrite)
         if recipe.hub is not None:
@@ -84,14 +89,13 @@ def prepare(recipe: Recipe) -> Prepared:
     """
     from .adapters import trainable_parameters
     from .data import load_splits
-    from .models import load_tokenizer, model_config
+    from .models import config_and_tokenizer
     from .plan import make_plan
     from .sft import training_arguments
     from .tokenize_sft import tokenize_rows
 
     arguments = training_arguments(recipe.train)
-    tokenizer = load_tokenizer(recipe.model)
-    config = model_config(recipe.model, tokenizer)
+    config, tokenizer = config_and_tokenizer(recipe.model)
     limit = arguments.max_length
     if limit is not None and limit > config.max_position_embeddings:
         raise UserError(
@@ -99,15 +103,13 @@ def prepare(recipe: Recipe) -> Prepared:
             "lower it, or scale the rotary embedding in model.config.rope_parameters"
         )
     splits = load_splits(recipe.data)
-    options = {
+    options: dict[str, Any] = {
         "max_length": limit or config.max_position_embeddings,
         "loss_on": recipe.objective.loss_on,
         "truncation": recipe.data.truncation,
     }
     train = tokenize_rows(splits.train, tokenizer, **options)
     held_out = tokenize_rows(splits.eval, tokenizer, **options) if splits.eval else None
-    if arguments.eval_strategy != "no" and held_out is None:
-        raise UserError("train.eval_strategy measures held-out rows, but none are held out: set data.eval_fraction")
     trainable = trainable_parameters(config, recipe.adapter)
     if trainable == 0:
         raise UserError("adapter: no parameter would be trained")
@@ -118,7 +120,7 @@ def prepare(recipe: Recipe) -> Prepared:
 def _train_and_report(
     recipe: Recipe, prepared: Prepared, folder: RunFolder, console: "Console", *, resume: bool
 ) -> None:
-    from .adapters import check_trained, merge, peft_config
+    from .adapters import check_trained, merge, peft_config, restore_forward, save_adapter
     from .models import compare_with_stock, load_model
     from .report import check_finite
     from .sft import build_trainer
@@ -152,13 +154,17 @@ def _train_and_report(
     result = trainer.train(resume_from_checkpoint=checkpoint)
     check_finite(result.training_loss, "the training loss")
     check_trained(trainer.model)
-    if recipe.adapter.kind != "none":
-        trainer.model.save_pretrained(folder.path / ADAPTER)
-    merged = merge(trainer.accelerator.unwrap_model(trainer.model))
     if not trainer.is_world_process_zero():
         return
-    after = _measure(recipe, prepared, merged, folder, console, "after", write=False)
-    _save(recipe, prepared, merged, folder)
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    if keeps_adapter(recipe):
+        restore_forward(trained)
+    else:
+        if recipe.adapter.kind != "none":
+            save_adapter(trained, folder.path / ADAPTER, _published_base(recipe))
+        trained = merge(trained)
+    after = _measure(recipe, prepared, trained, folder, console, "after", write=False)
+    _save(recipe, prepared, trained, folder)
     metrics = folder.update_metrics(
         **after,
         plan=prepared.plan.as_dict(),
@@ -214,31 +220,34 @@ def _measure(
 
 def _save(recipe: Recipe, prepared: Prepared, model: Any, folder: RunFolder) -> None:
     """Weights, modeling files, tokenizer, and a generation config that stops where the training data does."""
+    from .adapters import save_unmerged
     from .tokenize_sft import stop_ids
 
     stops = stop_ids(prepared.tokenizer)
     model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
     model.generation_config.pad_token_id = prepared.tokenizer.pad_token_id
-    model.config.use_cache = True
     try:
-        model.save_pretrained(folder.path)
+        if keeps_adapter(recipe):
+            save_unmerged(model, folder.path, _published_base(recipe))
+        else:
+            model.save_pretrained(folder.path)
         prepared.tokenizer.save_pretrained(folder.path)
     except OSError as error:
         kept = f" The adapter is in {folder.path / ADAPTER}." if recipe.adapter.kind != "none" else ""
         raise UserError(f"{folder.path} cannot be written: {error}.{kept} Checkpoints are kept") from error
 
 
-def _finish(recipe: Recipe, prepared: Prepared, folder: RunFolder, metrics: dict[str, Any], console: "Console") -> None:
+def _finish(
+    recipe: Recipe, prepared: Prepared, folder: RunFolder, metrics: dict[str, Any], console: "Console"
+) -> None:
     from .report import require_better, write_card, write_curve
 
     if recipe.logging.plot and metrics["after"]:
         before = metrics.get("before", {}).get("loss")
         write_curve(folder.path, metrics["history"], before, metrics["after"]["loss"])
-    path = recipe.model.path
-    is_hub_id = bool(path) and not path.startswith("package:") and not Path(path).exists() and path.count("/") == 1
     base = {
-        "name": path or f"a new {recipe.model.preset}",
-        "hub_id": path if is_hub_id else None,
+        "name": recipe.model.path or f"a new {recipe.model.preset}",
+        "hub_id": hub_id(recipe),
         "adapter": recipe.adapter.kind,
         "objective": recipe.objective.kind,
     }
@@ -285,6 +294,24 @@ def _open_again(recipe: Recipe, prepared: Prepared, folder: RunFolder, metrics: 
         )
 
 
+def keeps_adapter(recipe: Recipe) -> bool:
+    """Whether the result is an adapter beside its base rather than one merged model."""
+    return recipe.adapter.kind != "none" and not recipe.adapter.merge
+
+
+def hub_id(recipe: Recipe) -> str | None:
+    """The base model's Hub id, where that is what `model.path` names."""
+    path = recipe.model.path
+    local = not path or path.startswith("package:") or path.endswith(".gguf") or Path(path).exists()
+    return None if local else path
+
+
+def _published_base(recipe: Recipe) -> str | None:
+    """Where others, or this machine, find the base model as it was before training."""
+    path = recipe.model.path
+    return hub_id(recipe) or (str(Path(path).resolve()) if path and Path(path).is_dir() else None)
+
+
 def _data_metrics(prepared: Prepared) -> dict[str, Any]:
     report = prepared.splits.report
     return {
@@ -313,11 +340,13 @@ def _console(recipe: Recipe) -> "Console":
     level = getattr(logging, recipe.logging.level.upper())
     logging.getLogger("anyformer").setLevel(level)
     if recipe.logging.level != "debug":
+        import datasets
         from transformers.utils import logging as library_logging
 
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|trl)\.")
         library_logging.set_verbosity_error()
         library_logging.disable_progress_bar()
+        datasets.disable_progress_bars()
     return Console(highlight=False, soft_wrap=True)
 
 

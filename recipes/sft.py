@@ -22,13 +22,30 @@ def training_arguments(train: dict[str, Any]) -> "SFTConfig":
     from trl import SFTConfig
 
     gpu = torch.cuda.is_available()
-    values: dict[str, Any] = {"dataloader_pin_memory": gpu, "report_to": "none"}
+    values: dict[str, Any] = {"dataloader_pin_memory": gpu, "report_to": "none", "disable_tqdm": False}
     if "bf16" not in train and not train.get("fp16"):
         values["bf16"] = torch.cuda.is_bf16_supported() if gpu else _cpu_has_amx()
     try:
-        return SFTConfig(**(values | train))
+        arguments = SFTConfig(**(values | train))
+        _try_optimizer_and_schedule(arguments)
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"train: {error}") from error
+    return arguments
+
+
+def _try_optimizer_and_schedule(arguments: "SFTConfig") -> None:
+    """The trainer would find a missing package or a wrong keyword only once the weights are loaded."""
+    import torch
+    from transformers import Trainer, get_scheduler
+
+    Trainer.get_optimizer_cls_and_kwargs(arguments)
+    get_scheduler(
+        arguments.lr_scheduler_type,
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
+        num_warmup_steps=1,
+        num_training_steps=10,
+        scheduler_specific_kwargs=arguments.lr_scheduler_kwargs or {},  # type: ignore[arg-type]  # a dict by now
+    )
 
 
 def _cpu_has_amx() -> bool:
@@ -46,10 +63,13 @@ def build_trainer(
 ) -> "SFTTrainer":
     """The trainer over data sets with `input_ids` and `labels`; the adapter is attached in it, seeded."""
     from transformers import set_seed
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
     from trl import SFTTrainer
 
+    from .progress import TrainingProgress
+
     set_seed(arguments.seed)
-    return SFTTrainer(
+    trainer = SFTTrainer(
         model=model,
         args=arguments,
         train_dataset=train_rows,
@@ -57,3 +77,7 @@ def build_trainer(
         processing_class=tokenizer,
         peft_config=adapter_config,
     )
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(TrainingProgress)
+    return trainer

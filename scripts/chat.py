@@ -11,7 +11,9 @@ def command(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token each time.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the repository.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code from the repository.")
+    ] = False,
 ) -> None:
     """Talk to a model: several turns, answers as they come. /clear forgets, /exit or Ctrl-D leaves."""
     from ..recipes.chat import chat

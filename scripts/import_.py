@@ -8,7 +8,8 @@ import typer
 
 def command(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="A folder, a .gguf file, a Hub id, or package:<import_package>/<file>.")
+        str,
+        typer.Argument(metavar="SRC", help="A folder, a .gguf file, a Hub id, or package:<import_package>/<file>."),
     ],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write; it must not exist.")],
     dtype: Annotated[

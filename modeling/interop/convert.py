@@ -104,6 +104,8 @@ def import_model(
         model = AnyformerForCausalLM.from_pretrained(None, config=config, state_dict=state_dict, dtype=dtype)
     except ValueError as error:
         raise ConversionError(str(error)) from error
+    # Built from tensors, the model would otherwise claim to come from a folder named "None".
+    model.name_or_path = model.config.name_or_path = ""
     if opened.generation_config is not None:
         model.generation_config = opened.generation_config
     return model.eval(), report
@@ -192,6 +194,7 @@ def to_hf(model: AnyformerForCausalLM, *, model_type: str | None = None, copy: b
     wrong = sorted(info["missing_keys"]) + sorted(info["unexpected_keys"])
     if wrong:
         raise ConversionError(f"weights of {family.causal_lm} left without a partner: {', '.join(wrong)}")
+    stock.name_or_path = stock.config.name_or_path = ""
     if model.generation_config is not None:
         stock.generation_config = model.generation_config
     return stock.eval()

