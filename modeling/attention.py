@@ -79,7 +79,7 @@ class GroupedQueryAttention(AnyformerAttention):
         cache: Cache | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[batch, length, hidden_size] -> the same, and where eager computes them the weights [batch, heads, q, k]."""
+        """[batch, length, hidden_size] -> the same; where eager computes them, the weights [batch, heads, q, k]."""
         input_shape = hidden_states.shape[:-1]
         head_shape = (
             *input_shape,

@@ -61,8 +61,8 @@ class RotaryPositions(nn.Module):
         super()._apply(fn, recurse)
         if self.inv_freq.dtype != torch.float32:
             device = self.inv_freq.device
-            self.inv_freq = self.frequencies(device)[0]
-            self.original_inv_freq = self.inv_freq.clone()
+            self.inv_freq = nn.Buffer(self.frequencies(device)[0], persistent=False)
+            self.original_inv_freq = nn.Buffer(self.inv_freq.clone(), persistent=False)
             self.max_seq_len_cached = self.original_max_seq_len
         return self
 

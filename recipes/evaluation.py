@@ -48,10 +48,11 @@ def held_out_loss(model: "PreTrainedModel", dataset: Any, *, pad_token_id: int, 
 
     rows = sorted((dict(row) for row in dataset), key=lambda row: len(row["input_ids"]))
     total, count = 0.0, 0
+    network: Any = model
     with _evaluation(model), torch.no_grad():
         for start in range(0, len(rows), batch_size):
             batch, labels = _padded(rows[start : start + batch_size], pad_token_id, model.device)
-            logits = model(**batch, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
+            logits = network(**batch, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
             supervised = labels[:, 1:] != -100
             loss = torch.nn.functional.cross_entropy(
                 logits[supervised].float(), labels[:, 1:][supervised], reduction="sum"

@@ -131,8 +131,8 @@ def _train_and_report(
         comparison = compare_with_stock(model, prepared.tokenizer)
         if not comparison.equal:
             raise UserError(
-                f"the import does not reproduce the stock class: logits differ by {comparison.plain:.2e}, left-padded "
-                f"by {comparison.padded:.2e}, where {comparison.tolerance:.0e} is allowed. Please report the model"
+                f"the import does not reproduce the stock class: logits differ by {comparison.plain:.2e}, on a padded "
+                f"batch by {comparison.padded:.2e}, where {comparison.tolerance:.0e} is allowed. Please report the model"
             )
         console.print(
             f"Imported {family}: logits differ from the stock class by at most {comparison.plain:.1e} on "
