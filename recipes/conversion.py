@@ -2,13 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import UserError
-from .models import compare_with_stock, load_pretrained, load_tokenizer_from, resolve_path
-
-if TYPE_CHECKING:
-    from ..modeling.interop import LogitComparison
+from .models import compare_with_stock, load_pretrained, load_tokenizer_from, require_equal, resolve_path
 
 
 def import_checkpoint(
@@ -46,7 +43,7 @@ def import_checkpoint(
         yield f"config fields that the stock class does not read either: {', '.join(report.unused_config_fields)}"
     tokenizer = _tokenizer_or_none(path, revision, trust_remote_code)
     if verify and report.family != model.config.model_type:
-        yield _verified(compare_with_stock(model, tokenizer), "the stock class")
+        yield require_equal(compare_with_stock(model, tokenizer), "the stock class")
     _write(model, tokenizer, target)
     if tokenizer is None:
         yield "no tokenizer was found beside the model, so none was written"
@@ -76,21 +73,9 @@ def export_checkpoint(
         raise UserError(f"{source}: {error}") from error
     tokenizer = _tokenizer_or_none(resolve_path(source), None, False)
     if verify:
-        yield _verified(compare_with_stock(model, tokenizer, stock), type(stock).__name__)
+        yield require_equal(compare_with_stock(model, tokenizer, stock), type(stock).__name__)
     _write(stock, tokenizer, target)
     yield f"written to {target}: {type(stock).__name__}.from_pretrained({str(target)!r})"
-
-
-def _verified(comparison: "LogitComparison", name: str) -> str:
-    if not comparison.equal:
-        raise UserError(
-            f"the logits differ from {name} by {comparison.plain:.2e} (left-padded {comparison.padded:.2e}) where "
-            f"{comparison.tolerance:.0e} is allowed: nothing was written"
-        )
-    return (
-        f"logits against {name}: largest difference {comparison.plain:.1e} on {comparison.tokens} tokens, "
-        f"{comparison.padded:.1e} on a left-padded batch of 3 (largest logit {comparison.scale:.1f})"
-    )
 
 
 def _require_free(target: Path) -> None:

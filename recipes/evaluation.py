@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -41,18 +40,17 @@ class Sample:
     answer: str
 
 
-def held_out_loss(model: "PreTrainedModel", dataset: Any, *, pad_token_id: int, batch_size: int) -> HeldOut:
+def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: int) -> HeldOut:
     """Loss on a data set with `input_ids` and `labels`. Batches group rows of like length; the value does not
     depend on them, because the sum runs over tokens."""
     import torch
 
     rows = sorted((dict(row) for row in dataset), key=lambda row: len(row["input_ids"]))
     total, count = 0.0, 0
-    network: Any = model
     with _evaluation(model), torch.no_grad():
         for start in range(0, len(rows), batch_size):
             batch, labels = _padded(rows[start : start + batch_size], pad_token_id, model.device)
-            logits = network(**batch, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
+            logits = model(**batch, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
             supervised = labels[:, 1:] != -100
             loss = torch.nn.functional.cross_entropy(
                 logits[supervised].float(), labels[:, 1:][supervised], reduction="sum"
@@ -62,7 +60,7 @@ def held_out_loss(model: "PreTrainedModel", dataset: Any, *, pad_token_id: int, 
 
 
 def sample_answers(
-    model: "PreTrainedModel", tokenizer: Any, rows: Sequence[dict[str, Any]], *, count: int, max_new_tokens: int
+    model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, count: int, max_new_tokens: int
 ) -> list[Sample]:
     """Greedy answers to `count` prompts spread evenly over the held-out rows."""
     import torch

@@ -189,6 +189,36 @@ def compare_with_stock(model: "AnyformerForCausalLM", tokenizer: Any, stock: Any
     return compare_logits(model, stock or to_hf(model, copy=False), tokens)
 
 
+def require_equal(comparison: "LogitComparison", name: str) -> str:
+    """The comparison in words.
+
+    Raises:
+        UserError: the logits differ by more than the order of additions explains.
+    """
+    if not comparison.equal:
+        raise UserError(
+            f"the logits differ from {name} by {comparison.plain:.2e} (left-padded {comparison.padded:.2e}) where "
+            f"{comparison.tolerance:.0e} is allowed. Please report the model"
+        )
+    return (
+        f"logits against {name}: largest difference {comparison.plain:.1e} on {comparison.tokens} tokens, "
+        f"{comparison.padded:.1e} on a left-padded batch of 3 (largest logit {comparison.scale:.1f})"
+    )
+
+
+def hub_id(model: Any) -> str | None:
+    """The base model's Hub id, where that is what `model.path` names."""
+    path = model.path
+    local = not path or path.startswith(PACKAGE) or path.endswith(".gguf") or Path(path).exists()
+    return None if local else path
+
+
+def published_base(model: Any) -> str | None:
+    """Where others, or this machine, find the base model as it was before training; None for a package or preset."""
+    path = model.path
+    return hub_id(model) or (str(Path(path).resolve()) if path and Path(path).is_dir() else None)
+
+
 def _ids_of(tokenizer: Any) -> dict[str, Any]:
     return {
         "vocab_size": len(tokenizer),

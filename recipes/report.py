@@ -132,7 +132,7 @@ def _quoted(name: str, text: str) -> str:
     return f"{name}:\n\n{fence}text\n{text}\n{fence}\n"
 
 
-def require_better(metrics: dict[str, Any]) -> str | None:
+def not_better(metrics: dict[str, Any]) -> str | None:
     """A warning where the held-out loss did not fall, else None."""
     before, after = metrics.get("before"), metrics["after"]
     if before and after["loss"] >= before["loss"]:

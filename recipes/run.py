@@ -1,13 +1,13 @@
 """A run from recipe to result: plan, load, measure, train, merge, measure, save, open again, push."""
 
-import logging
 import time
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .console import make_console, show_next, show_plan, show_result
 from .errors import UserError
+from .models import hub_id
 from .run_folder import ADAPTER, RunFolder
 from .schema import Recipe
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from .data import Splits
-    from .evaluation import HeldOut
     from .plan import Plan
     from .tokenize_sft import TokenizedData
 
@@ -51,9 +50,9 @@ def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False,
 
     from ..modeling.interop import ConversionError
 
-    console = _console(recipe)
+    console = make_console(recipe)
     folder = RunFolder(Path(recipe.train["output_dir"]))
-    if recipe.hub is not None and keeps_adapter(recipe) and hub_id(recipe) is None:
+    if recipe.hub is not None and keeps_adapter(recipe) and hub_id(recipe.model) is None:
         raise UserError(
             f"hub.repo: with adapter.merge: false only the adapter is pushed, and nobody else has its base, "
             f"{recipe.model.path or recipe.model.preset}. Set adapter.merge: true, or model.path to a Hub id"
@@ -66,11 +65,11 @@ def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False,
             check_push(recipe.hub.repo, private=recipe.hub.private, revision=recipe.hub.revision)
     try:
         prepared = prepare(recipe)
-        _show_plan(console, prepared)
+        show_plan(console, prepared)
         if dry_run:
             console.print("Dry run: nothing was loaded, trained or written.")
             return folder.path
-        _train_and_report(recipe, prepared, folder, console, resume=resume)
+        _Run(recipe, prepared, folder, console).execute(resume=resume)
     except ConversionError as error:
         raise UserError(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -117,199 +116,189 @@ def prepare(recipe: Recipe) -> Prepared:
     return Prepared(tokenizer, splits, train, held_out, arguments, config, plan)
 
 
-def _train_and_report(
-    recipe: Recipe, prepared: Prepared, folder: RunFolder, console: "Console", *, resume: bool
-) -> None:
-    from .adapters import check_trained, merge, peft_config, restore_forward, save_adapter
-    from .models import compare_with_stock, load_model
-    from .report import check_finite
-    from .sft import build_trainer
+class _Run:
+    """One run after its plan: from loading the weights to the last line printed."""
 
-    started = time.monotonic()
-    model, family = load_model(recipe.model, prepared.config, seed=prepared.arguments.seed)
-    if recipe.model.verify_import and family != model.config.model_type:
-        comparison = compare_with_stock(model, prepared.tokenizer)
-        if not comparison.equal:
-            raise UserError(
-                f"the import does not reproduce the stock class: logits differ by {comparison.plain:.2e}, on a padded "
-                f"batch by {comparison.padded:.2e}, where {comparison.tolerance:.0e} is allowed. Please report the model"
-            )
-        console.print(
-            f"Imported {family}: logits differ from the stock class by at most {comparison.plain:.1e} on "
-            f"{comparison.tokens} tokens, left-padded by {comparison.padded:.1e}."
+    def __init__(self, recipe: Recipe, prepared: Prepared, folder: RunFolder, console: "Console") -> None:
+        self.recipe, self.prepared, self.folder, self.console = recipe, prepared, folder, console
+        self.tokenizer = prepared.tokenizer
+        self.started = time.monotonic()
+
+    def execute(self, *, resume: bool) -> None:
+        model = self.load()
+        if self.recipe.eval.before and not (resume and "before" in self.folder.metrics):
+            self.folder.update_metrics(**self.measure(model, "before"))
+        trainer, result = self.train(model, resume=resume)
+        if not trainer.is_world_process_zero():
+            return
+        trained = self.detach(trainer)
+        after = self.measure(trained, "after")
+        self.save(trained)
+        metrics = self.folder.update_metrics(
+            **after,
+            plan=self.prepared.plan.as_dict(),
+            data=_data_metrics(self.prepared),
+            training={"seconds": time.monotonic() - self.started, **result.metrics},
+            history=trainer.state.log_history,
+            versions=_versions(),
         )
-        folder.update_metrics(import_check={"plain": comparison.plain, "padded": comparison.padded})
-    if recipe.eval.before and not (resume and "before" in folder.metrics):
-        _measure(recipe, prepared, model, folder, console, "before")
+        self.report(metrics)
+        self.open_again(metrics)
+        show_result(self.console, self.folder, metrics)
+        self.push()
+        show_next(self.console, self.folder, pushed=self.recipe.hub is not None)
 
-    trainer = build_trainer(
-        model,
-        prepared.tokenizer,
-        prepared.arguments,
-        prepared.train.dataset,
-        prepared.held_out.dataset if prepared.held_out else None,
-        peft_config(recipe.adapter),
-    )
-    checkpoint = str(folder.checkpoints[-1]) if resume else None
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    check_finite(result.training_loss, "the training loss")
-    check_trained(trainer.model)
-    if not trainer.is_world_process_zero():
-        return
-    trained = trainer.accelerator.unwrap_model(trainer.model)
-    if keeps_adapter(recipe):
-        restore_forward(trained)
-    else:
-        if recipe.adapter.kind != "none":
-            save_adapter(trained, folder.path / ADAPTER, _published_base(recipe))
-        trained = merge(trained)
-    after = _measure(recipe, prepared, trained, folder, console, "after", write=False)
-    _save(recipe, prepared, trained, folder)
-    metrics = folder.update_metrics(
-        **after,
-        plan=prepared.plan.as_dict(),
-        data=_data_metrics(prepared),
-        training={"seconds": time.monotonic() - started, **result.metrics},
-        history=trainer.state.log_history,
-        versions=_versions(),
-    )
-    _finish(recipe, prepared, folder, metrics, console)
+    def load(self) -> Any:
+        """The weights; an import is compared with the stock class."""
+        from ..modeling.interop import ConversionError
+        from .models import compare_with_stock, load_model, require_equal
 
+        model, family = load_model(self.recipe.model, self.prepared.config, seed=self.prepared.arguments.seed)
+        if self.recipe.model.verify_import and family != model.config.model_type:
+            try:
+                comparison = compare_with_stock(model, self.tokenizer)
+            except ConversionError as error:  # model.config asks for what the stock class does not have
+                self.console.print(f"Imported {family}; not compared with the stock class: {error}", markup=False)
+                return model
+            said = require_equal(comparison, "the stock class")
+            self.console.print(f"Imported {family}; {said}.", markup=False)
+            self.folder.update_metrics(import_check={"plain": comparison.plain, "padded": comparison.padded})
+        return model
 
-def _measure(
-    recipe: Recipe,
-    prepared: Prepared,
-    model: Any,
-    folder: RunFolder,
-    console: "Console",
-    when: str,
-    write: bool = True,
-) -> dict[str, Any]:
-    """Held-out loss and sample answers, kept in metrics.json under `before` or `after`."""
-    from .evaluation import held_out_loss, sample_answers
-    from .report import check_finite
+    def measure(self, model: Any, when: str) -> dict[str, Any]:
+        """Held-out loss and sample answers, under `before` or `after`; nothing where no rows are held out."""
+        from .evaluation import held_out_loss, sample_answers
+        from .report import check_finite
 
-    values: dict[str, Any] = {}
-    if prepared.held_out is not None:
-        held_out: HeldOut = held_out_loss(
-            model,
-            prepared.held_out.dataset,
-            pad_token_id=prepared.tokenizer.pad_token_id,
-            batch_size=recipe.eval.batch_size,
+        held_out = self.prepared.held_out
+        if held_out is None:
+            return {when: {}}
+        options = self.recipe.eval
+        loss = held_out_loss(
+            model, held_out.dataset, pad_token_id=self.tokenizer.pad_token_id, batch_size=options.batch_size
         )
-        check_finite(held_out.loss, f"the held-out loss {when} training")
-        console.print(
-            f"Held-out loss {when} training: {held_out.loss:.4f} (perplexity {held_out.perplexity:.2f}) over "
-            f"{held_out.tokens:,} tokens in {held_out.rows:,} rows."
+        check_finite(loss.loss, f"the held-out loss {when} training")
+        self.console.print(
+            f"Held-out loss {when} training: {loss.loss:.4f} (perplexity {loss.perplexity:.2f}) over "
+            f"{loss.tokens:,} tokens in {loss.rows:,} rows."
         )
-        values[when] = held_out.as_dict()
+        rows = self.prepared.splits.eval
         samples = sample_answers(
-            model,
-            prepared.tokenizer,
-            prepared.splits.eval,
-            count=recipe.eval.samples,
-            max_new_tokens=recipe.eval.max_new_tokens,
+            model, self.tokenizer, rows, count=options.samples, max_new_tokens=options.max_new_tokens
         )
-        values[f"samples_{when}"] = [asdict(sample) for sample in samples]
-    else:
-        values[when] = {}
-    if write:
-        folder.update_metrics(**values)
-    return values
+        return {when: loss.as_dict(), f"samples_{when}": [asdict(sample) for sample in samples]}
 
+    def train(self, model: Any, *, resume: bool) -> tuple[Any, Any]:
+        """The trainer after training, and its result."""
+        from . import sft
+        from .adapters import check_trained, peft_config
+        from .report import check_finite
 
-def _save(recipe: Recipe, prepared: Prepared, model: Any, folder: RunFolder) -> None:
-    """Weights, modeling files, tokenizer, and a generation config that stops where the training data does."""
-    from .adapters import save_unmerged
-    from .tokenize_sft import stop_ids
+        trainer = sft.build_trainer(
+            model,
+            self.tokenizer,
+            self.prepared.arguments,
+            self.prepared.train.dataset,
+            self.prepared.held_out.dataset if self.prepared.held_out else None,
+            peft_config(self.recipe.adapter),
+        )
+        checkpoint = str(self.folder.checkpoints[-1]) if resume else None
+        result = trainer.train(resume_from_checkpoint=checkpoint)
+        check_finite(result.training_loss, "the training loss")
+        check_trained(trainer.model)
+        return trainer, result
 
-    stops = stop_ids(prepared.tokenizer)
-    model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
-    model.generation_config.pad_token_id = prepared.tokenizer.pad_token_id
-    try:
-        if keeps_adapter(recipe):
-            save_unmerged(model, folder.path, _published_base(recipe))
-        else:
-            model.save_pretrained(folder.path)
-        prepared.tokenizer.save_pretrained(folder.path)
-    except OSError as error:
-        kept = f" The adapter is in {folder.path / ADAPTER}." if recipe.adapter.kind != "none" else ""
-        raise UserError(f"{folder.path} cannot be written: {error}.{kept} Checkpoints are kept") from error
+    def detach(self, trainer: Any) -> Any:
+        """The trained model as it is measured and saved: merged, or with its adapter where the recipe keeps it."""
+        from .adapters import merge, restore_forward, save_adapter
+        from .models import published_base
 
+        trained = trainer.accelerator.unwrap_model(trainer.model)
+        if keeps_adapter(self.recipe):
+            restore_forward(trained)
+            return trained
+        if self.recipe.adapter.kind != "none":
+            save_adapter(trained, self.folder.path / ADAPTER, published_base(self.recipe.model))
+        return merge(trained)
 
-def _finish(
-    recipe: Recipe, prepared: Prepared, folder: RunFolder, metrics: dict[str, Any], console: "Console"
-) -> None:
-    from .report import require_better, write_card, write_curve
+    def save(self, model: Any) -> None:
+        """Weights, modeling files, tokenizer, and a generation config that stops where the training data does."""
+        from .adapters import save_unmerged
+        from .models import published_base
+        from .tokenize_sft import stop_ids
 
-    if recipe.logging.plot and metrics["after"]:
-        before = metrics.get("before", {}).get("loss")
-        write_curve(folder.path, metrics["history"], before, metrics["after"]["loss"])
-    base = {
-        "name": recipe.model.path or f"a new {recipe.model.preset}",
-        "hub_id": hub_id(recipe),
-        "adapter": recipe.adapter.kind,
-        "objective": recipe.objective.kind,
-    }
-    write_card(folder.path, recipe.to_yaml(), base, metrics)
-    _open_again(recipe, prepared, folder, metrics)
-    _show_result(console, folder, metrics)
-    if warning := require_better(metrics):
-        console.print(f"[bold]Warning:[/bold] {warning}.", highlight=False)
-    if recipe.hub is not None:
+        stops = stop_ids(self.tokenizer)
+        model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
+        model.generation_config.pad_token_id = self.tokenizer.pad_token_id
+        folder = self.folder.path
+        try:
+            if keeps_adapter(self.recipe):
+                save_unmerged(model, folder, published_base(self.recipe.model))
+            else:
+                model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written: {error}. The checkpoints in it are kept") from error
+
+    def report(self, metrics: dict[str, Any]) -> None:
+        """Loss curve and model card."""
+        from .report import write_card, write_curve
+
+        if self.recipe.logging.plot and metrics["after"]:
+            before = metrics.get("before", {}).get("loss")
+            write_curve(self.folder.path, metrics["history"], before, metrics["after"]["loss"])
+        model = self.recipe.model
+        base = {
+            "name": model.path or f"a new {model.preset}",
+            "hub_id": hub_id(model),
+            "adapter": self.recipe.adapter.kind,
+            "objective": self.recipe.objective.kind,
+        }
+        write_card(self.folder.path, self.recipe.to_yaml(), base, metrics)
+
+    def open_again(self, metrics: dict[str, Any]) -> None:
+        """Open the saved folder as anybody would; it must measure what the trained model measured.
+
+        Raises:
+            UserError: it does not.
+        """
+        from .evaluation import held_out_loss
+        from .models import load_pretrained
+
+        model = load_pretrained(str(self.folder.path))
+        if self.prepared.held_out is None:
+            return
+        again = held_out_loss(
+            model,
+            self.prepared.held_out.dataset,
+            pad_token_id=self.tokenizer.pad_token_id,
+            batch_size=self.recipe.eval.batch_size,
+        )
+        if abs(again.loss - metrics["after"]["loss"]) > 1e-4:
+            raise UserError(
+                f"{self.folder.path} does not hold what was trained: opened again its held-out loss is "
+                f"{again.loss:.4f}, not {metrics['after']['loss']:.4f}. Please report this"
+            )
+
+    def push(self) -> None:
+        hub = self.recipe.hub
+        if hub is None:
+            return
         from .hub import push_run
 
         url = push_run(
-            folder.path,
-            recipe.hub.repo,
-            private=recipe.hub.private,
-            revision=recipe.hub.revision,
-            commit_message=recipe.hub.commit_message,
+            self.folder.path,
+            hub.repo,
+            private=hub.private,
+            revision=hub.revision,
+            commit_message=hub.commit_message,
         )
-        console.print(f"Pushed to {url}")
-    _show_next(console, folder, pushed=recipe.hub is not None)
-
-
-def _open_again(recipe: Recipe, prepared: Prepared, folder: RunFolder, metrics: dict[str, Any]) -> None:
-    """Open the saved folder as anybody would; it must measure what the trained model measured.
-
-    Raises:
-        UserError: it does not.
-    """
-    from transformers import AutoModelForCausalLM
-
-    from .evaluation import held_out_loss
-
-    model = AutoModelForCausalLM.from_pretrained(folder.path, dtype="auto")
-    if prepared.held_out is None:
-        return
-    rows = prepared.held_out.dataset
-    again = held_out_loss(
-        model, rows, pad_token_id=prepared.tokenizer.pad_token_id, batch_size=recipe.eval.batch_size
-    )
-    if abs(again.loss - metrics["after"]["loss"]) > 1e-4:
-        raise UserError(
-            f"{folder.path} does not hold what was trained: opened again its held-out loss is {again.loss:.4f}, not "
-            f"{metrics['after']['loss']:.4f}. Please report this"
-        )
+        self.console.print(f"Pushed to {url}", markup=False)
 
 
 def keeps_adapter(recipe: Recipe) -> bool:
     """Whether the result is an adapter beside its base rather than one merged model."""
     return recipe.adapter.kind != "none" and not recipe.adapter.merge
-
-
-def hub_id(recipe: Recipe) -> str | None:
-    """The base model's Hub id, where that is what `model.path` names."""
-    path = recipe.model.path
-    local = not path or path.startswith("package:") or path.endswith(".gguf") or Path(path).exists()
-    return None if local else path
-
-
-def _published_base(recipe: Recipe) -> str | None:
-    """Where others, or this machine, find the base model as it was before training."""
-    path = recipe.model.path
-    return hub_id(recipe) or (str(Path(path).resolve()) if path and Path(path).is_dir() else None)
 
 
 def _data_metrics(prepared: Prepared) -> dict[str, Any]:
@@ -328,72 +317,3 @@ def _versions() -> dict[str, str]:
     from importlib.metadata import version
 
     return {name: version(name) for name in VERSIONED}
-
-
-# What is shown
-
-
-def _console(recipe: Recipe) -> "Console":
-    """The console, and how loud the libraries are."""
-    from rich.console import Console
-
-    level = getattr(logging, recipe.logging.level.upper())
-    logging.getLogger("anyformer").setLevel(level)
-    if recipe.logging.level != "debug":
-        import datasets
-        from transformers.utils import logging as library_logging
-
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|trl)\.")
-        library_logging.set_verbosity_error()
-        library_logging.disable_progress_bar()
-        datasets.disable_progress_bars()
-    return Console(highlight=False, soft_wrap=True)
-
-
-def _show_plan(console: "Console", prepared: Prepared) -> None:
-    from rich.markup import escape
-
-    from .plan import describe
-    from .tokenize_sft import decode_preview
-
-    report, tokens = prepared.splits.report, prepared.train.report
-    for name, value in describe(prepared.plan):
-        console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
-    held = prepared.held_out.report.rows_kept if prepared.held_out else 0
-    console.print(f"[bold]{'format':>11}[/bold]  {escape(report.recognised)}")
-    console.print(f"[bold]{'held out':>11}[/bold]  {held:,} rows: {escape(report.split)}")
-    left_out = {**tokens.dropped, "unreadable": report.rows_skipped}
-    dropped = ", ".join(f"{count:,} {cause}" for cause, count in left_out.items() if count) or "none"
-    console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}")
-    for warning in [*report.warnings, *tokens.warnings]:
-        console.print(f"[bold]Warning:[/bold] {escape(warning)}")
-    console.print("Three rows, what is trained on between ⟦ and ⟧:")
-    for row in decode_preview(prepared.train, prepared.tokenizer, n=3):
-        console.print(escape(row), style="dim")
-
-
-def _show_result(console: "Console", folder: RunFolder, metrics: dict[str, Any]) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from .report import comparison_rows, paired_samples
-
-    table = Table("", "before", "after")
-    for row in comparison_rows(metrics):
-        table.add_row(*row)
-    console.print(table)
-    for number, (before, after) in enumerate(paired_samples(metrics), 1):
-        sides = Table("before", "after", title=f"sample {number}", show_lines=True)
-        sides.add_row(escape(before.answer) if before else "–", escape(after.answer))
-        console.print(escape(after.prompt), style="dim")
-        console.print(sides)
-        console.print(f"in the data: {escape(after.reference)}\n")
-    seconds = metrics["training"]["seconds"]
-    console.print(f"Saved to {folder.path} and opened again; {seconds:.0f} s from loading to saving.")
-
-
-def _show_next(console: "Console", folder: RunFolder, *, pushed: bool) -> None:
-    console.print("\nNext:")
-    console.print(f"  anyformer chat {folder.path}")
-    if not pushed:
-        console.print(f"  anyformer push {folder.path} YOUR_NAME/{folder.path.name}")

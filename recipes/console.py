@@ -1,0 +1,83 @@
+"""What a run says while it works."""
+
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .run import Prepared
+    from .run_folder import RunFolder
+    from .schema import Recipe
+
+
+def make_console(recipe: "Recipe") -> "Console":
+    """The console, and how loud the libraries are."""
+    from rich.console import Console
+
+    level = getattr(logging, recipe.logging.level.upper())
+    logging.getLogger("anyformer").setLevel(level)
+    if recipe.logging.level != "debug":
+        import datasets
+        from transformers.utils import logging as library_logging
+
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|trl)\.")
+        library_logging.set_verbosity_error()
+        library_logging.disable_progress_bar()
+        datasets.disable_progress_bars()
+    return Console(highlight=False, soft_wrap=True)
+
+
+def show_plan(console: "Console", prepared: "Prepared") -> None:
+    """Parameters, memory, data and steps, what was left out, and three rows with what is trained on marked."""
+    from rich.markup import escape
+
+    from .plan import describe
+    from .tokenize_sft import decode_preview
+
+    report, tokens = prepared.splits.report, prepared.train.report
+    for name, value in describe(prepared.plan):
+        console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
+    held = prepared.held_out.report.rows_kept if prepared.held_out else 0
+    console.print(f"[bold]{'format':>11}[/bold]  {escape(report.recognised)}")
+    console.print(f"[bold]{'held out':>11}[/bold]  {held:,} rows: {escape(report.split)}")
+    left_out = {**tokens.dropped, "unreadable": report.rows_skipped}
+    dropped = ", ".join(f"{count:,} {cause}" for cause, count in left_out.items() if count) or "none"
+    console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}")
+    for warning in [*report.warnings, *tokens.warnings]:
+        console.print(f"[bold]Warning:[/bold] {escape(warning)}")
+    console.print("Three rows, what is trained on between ⟦ and ⟧:")
+    for row in decode_preview(prepared.train, prepared.tokenizer, n=3):
+        console.print(escape(row), style="dim")
+
+
+def show_result(console: "Console", folder: "RunFolder", metrics: dict[str, Any]) -> None:
+    """Measures before and after, and the sample answers side by side."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from .report import comparison_rows, not_better, paired_samples
+
+    table = Table("", "before", "after")
+    for row in comparison_rows(metrics):
+        table.add_row(*row)
+    console.print(table)
+    for number, (before, after) in enumerate(paired_samples(metrics), 1):
+        sides = Table("before", "after", title=f"sample {number}", show_lines=True)
+        sides.add_row(escape(before.answer) if before else "–", escape(after.answer))
+        console.print(escape(after.prompt), style="dim")
+        console.print(sides)
+        console.print(f"in the data: {escape(after.reference)}\n")
+    if warning := not_better(metrics):
+        console.print(f"[bold]Warning:[/bold] {warning}.")
+    seconds = metrics["training"]["seconds"]
+    console.print(f"Saved to {folder.path} and opened again; {seconds:.0f} s from loading to saving.")
+
+
+def show_next(console: "Console", folder: "RunFolder", *, pushed: bool) -> None:
+    """The commands that a finished run leads to."""
+    console.print("\nNext:")
+    console.print(f"  anyformer chat {folder.path}")
+    if not pushed:
+        console.print(f"  anyformer push {folder.path} YOUR_NAME/{folder.path.name}")
