@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from .errors import UserError
+from .report import REPOSITORY
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -330,6 +331,14 @@ def _no_right(repo: str, reason: str) -> str:
     )
 
 
+def _content(path: Path, repo: str) -> Path | bytes:
+    """The file; the card with the repository's name where the run could not know it."""
+    if path.name != "README.md":
+        return path
+    text = path.read_text(encoding="utf-8")
+    return text.replace(REPOSITORY, repo).encode() if REPOSITORY in text else path
+
+
 def _commit(folder: Path, files: list[str], repo: str, revision: str | None, message: str) -> str:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -340,7 +349,7 @@ def _commit(folder: Path, files: list[str], repo: str, revision: str | None, mes
         repo,
         [
             *(CommitOperationDelete(name) for name in stale),
-            *(CommitOperationAdd(name, folder / name) for name in files),
+            *(CommitOperationAdd(name, _content(folder / name, repo)) for name in files),
         ],
         commit_message=message,
         revision=revision,

@@ -7,6 +7,8 @@ from .errors import UserError
 from .evaluation import Sample
 
 CURVE = "loss_curve.png"
+# Stands in the card until a push knows the repository.
+REPOSITORY = "THIS_REPOSITORY"
 
 
 def write_curve(folder: Path, history: list[dict[str, Any]], before: float | None, after: float) -> None:
@@ -79,8 +81,8 @@ before training: {metrics["data"]["split"]}.
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("THIS_REPOSITORY", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("THIS_REPOSITORY", trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained("{REPOSITORY}", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("{REPOSITORY}", trust_remote_code=True)
 ```
 
 `trust_remote_code` runs the modeling files in this repository; with anyformer installed it is not needed.
