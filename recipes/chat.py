@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from .console import quiet_libraries
 from .errors import UserError
 from .models import load_pretrained, load_tokenizer_from, resolve_path
 from .tokenize_sft import stop_ids
@@ -29,6 +30,7 @@ def chat(
     """
     from transformers import set_seed
 
+    quiet_libraries()
     model = load_pretrained(path, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer_from(resolve_path(path), trust_remote_code=trust_remote_code)
     if tokenizer.chat_template is None:

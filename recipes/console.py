@@ -16,17 +16,21 @@ def make_console(recipe: "Recipe") -> "Console":
     """The console, and how loud the libraries are."""
     from rich.console import Console
 
-    level = getattr(logging, recipe.logging.level.upper())
-    logging.getLogger("anyformer").setLevel(level)
+    logging.getLogger("anyformer").setLevel(recipe.logging.level.upper())
     if recipe.logging.level != "debug":
-        import datasets
-        from transformers.utils import logging as library_logging
-
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|trl)\.")
-        library_logging.set_verbosity_error()
-        library_logging.disable_progress_bar()
-        datasets.disable_progress_bars()
+        quiet_libraries()
     return Console(highlight=False, soft_wrap=True)
+
+
+def quiet_libraries() -> None:
+    """Errors only from transformers, and no bars but that of training: what matters is said by this suite."""
+    import datasets
+    from transformers.utils import logging as library_logging
+
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|trl)\.")
+    library_logging.set_verbosity_error()
+    library_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
 
 
 def show_plan(console: "Console", prepared: "Prepared") -> None:

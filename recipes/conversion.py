@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .console import quiet_libraries
 from .errors import UserError
 from .models import compare_with_stock, load_pretrained, load_tokenizer_from, require_equal, resolve_path
 
@@ -29,6 +30,7 @@ def import_checkpoint(
 
     from ..modeling.interop import ConversionError, import_model
 
+    quiet_libraries()
     _require_free(target)
     path = resolve_path(source)
     try:
@@ -63,6 +65,7 @@ def export_checkpoint(
     """
     from ..modeling.interop import ConversionError, to_hf
 
+    quiet_libraries()
     _require_free(target)
     model = load_pretrained(source)
     if model.config.model_type != "anyformer":
