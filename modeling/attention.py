@@ -27,7 +27,7 @@ def eager_attention_forward(
 
     Args:
         query: [batch, heads, q, head_dim]; key, value: [batch, kv_heads, k, head_dim].
-        attention_mask: additive, [batch, 1, q, k].
+        attention_mask: [batch, 1, q, k]: additive, or true (not 0) where the query may look.
 
     Returns:
         Output [batch, q, heads, head_dim] and weights [batch, heads, q, k].
@@ -35,8 +35,10 @@ def eager_attention_forward(
     key = key.repeat_interleave(module.num_key_value_groups, dim=1)  # [batch, heads, k, head_dim]
     value = value.repeat_interleave(module.num_key_value_groups, dim=1)
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask.is_floating_point():
         scores = scores + attention_mask
+    elif attention_mask is not None:
+        scores = scores.masked_fill(attention_mask == 0, torch.finfo(scores.dtype).min)
     weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights

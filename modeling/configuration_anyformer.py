@@ -1,6 +1,8 @@
 """`AnyformerConfig`: one config for any Transformer."""
 
+import copy
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any
@@ -138,6 +140,8 @@ class AnyformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
+        self._refuse_contradictions(kwargs)
+        self.rope_parameters = copy.deepcopy(self.rope_parameters)  # the base class writes into it
         # Sizes that make no sense must not break the derived values: validation names them afterwards.
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
@@ -166,6 +170,22 @@ class AnyformerConfig(PreTrainedConfig):
         if problems:
             raise TypeError("\n".join(problems))
 
+    def _refuse_contradictions(self, kwargs: Mapping[str, Any]) -> None:
+        """Two names of one field with two values: the base class would drop one of them."""
+        aliases = {name: kwargs[name] for name in self.attribute_map if name in kwargs}
+        default = type(self).norm_eps
+        if aliases and self.norm_eps != default:
+            aliases["norm_eps"] = self.norm_eps
+        rope, scaling, theta = self.rope_parameters, kwargs.get("rope_scaling"), kwargs.get("rope_theta")
+        thetas = [d["rope_theta"] for d in (rope, scaling) if isinstance(d, dict) and "rope_theta" in d]
+        if len(set(aliases.values())) > 1:
+            raise TypeError(f"{aliases} are names of one field: give norm_eps alone")
+        if (rope and scaling and rope != scaling) or (theta is not None and any(t != theta for t in thetas)):
+            raise TypeError(
+                f"rope_parameters={rope!r}, rope_scaling={scaling!r} and rope_theta={theta!r} contradict each other: "
+                "give rope_parameters alone"
+            )
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
         """As the base class, but an override that names no field is refused instead of dropped."""
@@ -173,9 +193,13 @@ class AnyformerConfig(PreTrainedConfig):
         result = super().from_dict(dict(config_dict), **{**kwargs, "return_unused_kwargs": True})
         config, unused = result
         # Overrides are set one by one after construction: what they add up to is checked here.
+        if config.rope_parameters:
+            config.standardize_rope_params()
         config.validate()
         if wants_unused:
             return config, unused
+        if "rope_theta" in unused:
+            raise TypeError("rope_theta is no field of AnyformerConfig: override rope_parameters")
         cls._refuse_unknown({k: v for k, v in unused.items() if k not in ("code_revision", "return_dict")})
         return config
 
@@ -199,6 +223,8 @@ class AnyformerConfig(PreTrainedConfig):
         yield from (f"{n}={getattr(self, n)!r} must be a whole number of at least 1" for n in wrong)
         if wrong:
             return
+        if self.is_encoder_decoder:
+            yield "is_encoder_decoder=True: this is a decoder alone; leave it out"
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if heads % kv_heads:
             divisors = [n for n in range(1, heads + 1) if heads % n == 0]
@@ -237,36 +263,49 @@ class AnyformerConfig(PreTrainedConfig):
 
     def _rope_problems(self, rope: dict[str, Any]):
         kind = rope.get("rope_type", "default")
-        if kind not in ROPE_KEYS:
+        if not isinstance(kind, str) or kind not in ROPE_KEYS:
             yield f"rope_parameters.rope_type={kind!r} is not known; choices: {', '.join(ROPE_KEYS)}"
             return
+        if rope.get("type", kind) != kind:
+            yield f"rope_parameters.type={rope['type']!r} contradicts rope_type={kind!r}: give rope_type alone"
+        if kind == "dynamic" and self.head_dim <= 2:
+            yield f"head_dim={self.head_dim} must exceed 2 for rope_type='dynamic'"
         required, optional = ROPE_KEYS[kind]
         known = required | optional | {"rope_type", "type", "rope_theta"}
         for key in sorted(set(rope) - known):
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"keys of {kind!r}: {', '.join(sorted(known))}"
             yield f"rope_parameters.{key}={rope[key]!r} is not used by rope_type={kind!r}; {hint}"
-        for key in sorted(required - set(rope)):
+        for key in sorted((required | {"rope_theta"}) - {k for k, v in rope.items() if v is not None}):
             yield f"rope_parameters.{key} is missing: rope_type={kind!r} needs it"
         yield from self._rope_value_problems(rope)
 
     def _rope_value_problems(self, rope: dict[str, Any]):
-        def number(key: str, low: float) -> bool:
-            value = rope.get(key)
-            return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value >= low)
+        def number(value: Any, low: float, above: bool = False) -> bool:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+                return False
+            return value > low if above else value >= low
 
-        limits = {"rope_theta": 1, "factor": 1, "low_freq_factor": 0, "high_freq_factor": 0, "beta_fast": 0}
-        limits |= {"beta_slow": 0, "attention_factor": 0, "original_max_position_embeddings": 1}
-        for key, low in limits.items():
-            if not number(key, low):
-                yield f"rope_parameters.{key}={rope[key]!r} must be a number of at least {low}"
-        for key in ("short_factor", "long_factor"):
-            value = rope.get(key)
-            if value is not None and not (isinstance(value, list) and len(value) == self.head_dim // 2):
-                yield f"rope_parameters.{key} must be a list of head_dim / 2 = {self.head_dim // 2} numbers"
-        low, high = rope.get("low_freq_factor"), rope.get("high_freq_factor")
-        if isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
-            yield f"rope_parameters.high_freq_factor={high!r} must exceed low_freq_factor={low!r}"
+        at_least = {"factor": 1, "high_freq_factor": 0, "mscale": 0, "mscale_all_dim": 0}
+        above = {"rope_theta": 1, "low_freq_factor": 0, "beta_fast": 0, "beta_slow": 0, "attention_factor": 0}
+        for key, value in rope.items():
+            if value is None:  # as if absent
+                continue
+            if key in at_least and not number(value, at_least[key]):
+                yield f"rope_parameters.{key}={value!r} must be a number of at least {at_least[key]}"
+            if key in above and not number(value, above[key], above=True):
+                yield f"rope_parameters.{key}={value!r} must be a number above {above[key]}"
+            if key == "original_max_position_embeddings" and (type(value) is not int or value < 1):
+                yield f"rope_parameters.{key}={value!r} must be a whole number of at least 1"
+            if key == "truncate" and not isinstance(value, bool):
+                yield f"rope_parameters.{key}={value!r} must be true or false"
+            if key in ("short_factor", "long_factor"):
+                size = self.head_dim // 2
+                if not isinstance(value, list) or len(value) != size or not all(number(v, 0, True) for v in value):
+                    yield f"rope_parameters.{key} must be a list of head_dim / 2 = {size} numbers above 0"
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if number(rope.get(low), 0) and number(rope.get(high), 0) and rope[low] >= rope[high]:
+                yield f"rope_parameters.{high}={rope[high]!r} must exceed {low}={rope[low]!r}"
 
     def counts(self, sequence_length: int = 1) -> Counts:
         """Parameters by part, forward FLOPs of one sequence and cache bytes, from the config alone.

@@ -6,11 +6,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
-from transformers.masking_utils import (
-    create_causal_mask,
-    find_packed_sequence_indices,
-    packed_sequence_mask_function,
-)
+from transformers.masking_utils import create_causal_mask, packed_sequence_mask_function
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel, slice_logits_to_keep
 from transformers.utils import can_return_tuple
@@ -68,7 +64,7 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         if missing:
             shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             hint = ""
-            if any(key.startswith("lm_head.") for key in missing):
+            if "lm_head.weight" in missing:
                 hint = (
                     f" config.tie_word_embeddings is {model.config.tie_word_embeddings}: set it to true if the head "
                     "shares the input embedding."
@@ -138,8 +134,18 @@ class AnyformerModel(AnyformerPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, hidden_size]
 
-        packed = _packed_documents(position_ids, attention_mask) if cache is None else None
-        if use_cache and cache is None and packed is None:
+        if position_ids is None and not {"cu_seq_lens_q", "seq_idx"}.isdisjoint(kwargs):
+            raise ValueError(
+                "cu_seq_lens_q or seq_idx tell of packed documents: pass position_ids that start again with each"
+            )
+        packed = _packed_documents(position_ids, attention_mask, inputs_embeds)
+        if cache is not None:
+            # The paged cache, which alone comes with cu_seq_lens_q, keeps documents apart by itself.
+            if packed is not None and not is_tracing(packed) and "cu_seq_lens_q" not in kwargs:
+                raise ValueError("Packed documents (position_ids that start again) cannot follow a cache: drop one")
+            packed = None
+        # While tracing, `packed` may be one document: it says nothing about whether a cache is of use.
+        if use_cache and cache is None and (packed is None or is_tracing(packed)):
             cache = DynamicCache(config=self.config)
         if position_ids is None:
             past = cache.get_seq_length() if cache is not None else 0
@@ -232,9 +238,14 @@ class AnyformerForCausalLM(AnyformerPreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
         )
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As the base class, with the cache under the name that PEFT's prompt learning still reads."""
-        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+    def prepare_inputs_for_generation(
+        self, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As the base class, with the cache under the name that PEFT's prompt learning still reads.
+
+        `inputs_embeds` stands in the signature because `generate` looks for it there.
+        """
+        inputs = super().prepare_inputs_for_generation(*args, inputs_embeds=inputs_embeds, **kwargs)
         if "cache" in inputs:
             inputs["past_key_values"] = inputs.pop("cache")
         return inputs
@@ -254,18 +265,28 @@ def _positions(attention_mask: Any, past: int, inputs_embeds: torch.Tensor) -> t
     return torch.arange(past, past + length, device=inputs_embeds.device).unsqueeze(0)
 
 
-def _packed_documents(position_ids: torch.Tensor | None, attention_mask: Any) -> torch.Tensor | None:
+def _packed_documents(
+    position_ids: torch.Tensor | None, attention_mask: Any, inputs_embeds: torch.Tensor
+) -> torch.Tensor | None:
     """The document number [batch, length] of each token, or None where no row holds more than one document.
 
     The library sees packing only without a mask and without a cache, and lets documents see each other otherwise.
+    While tracing, where nothing may depend on values, the numbers always come.
     """
-    if position_ids is None or position_ids.dim() != 2 or is_tracing(position_ids):
+    batch, length = inputs_embeds.shape[:2]
+    if position_ids is None or position_ids.dim() != 2 or length == 1:
         return None
+    position_ids = position_ids.expand(batch, -1)
+    starts = position_ids.diff(dim=-1) != 1  # [batch, length - 1]: token i + 1 starts a document
     if attention_mask is not None:
-        if not isinstance(attention_mask, torch.Tensor) or attention_mask.shape != position_ids.shape:
+        if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
             return None
-        real = attention_mask.bool()
-        joint = real[:, 1:] & real[:, :-1]
-        if not (joint & (position_ids.diff(dim=-1) != 1)).any():
-            return None
-    return find_packed_sequence_indices(position_ids)
+        real = attention_mask[:, -length:].bool()
+        index = torch.arange(length, device=real.device).expand_as(real)
+        last = index.masked_fill(~real, 0).cummax(dim=-1).values[:, :-1]  # the real token before each
+        # Across padding, positions may jump ahead within a document, but never back.
+        restarts = (position_ids[:, 1:] <= position_ids.gather(-1, last)) & (real.cumsum(dim=-1)[:, :-1] > 0)
+        starts = torch.where(real[:, :-1], starts, restarts) & real[:, 1:]
+    if not is_tracing(starts) and not starts.any():
+        return None
+    return nn.functional.pad(starts.cumsum(dim=-1), (1, 0))

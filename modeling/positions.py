@@ -58,8 +58,9 @@ class RotaryPositions(nn.Module):
         init.copy_(self.original_inv_freq, inv_freq)
 
     def _apply(self, fn, recurse: bool = True):
+        was_meta = self.inv_freq.is_meta  # `to_empty` leaves uninitialised memory
         super()._apply(fn, recurse)
-        if self.inv_freq.dtype != torch.float32:
+        if self.inv_freq.dtype != torch.float32 or (was_meta and not self.inv_freq.is_meta):
             device = self.inv_freq.device
             self.inv_freq = nn.Buffer(self.frequencies(device)[0], persistent=False)
             self.original_inv_freq = nn.Buffer(self.inv_freq.clone(), persistent=False)

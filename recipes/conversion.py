@@ -1,12 +1,16 @@
 """Import and export of whole folders: weights, tokenizer, and the check of logits, as lines to print."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from .console import quiet_libraries
 from .errors import UserError
-from .models import compare_with_stock, load_pretrained, load_tokenizer_from, require_equal, resolve_path
+from .models import compare_with_stock, load_pretrained, read_tokenizer, require_equal, resolve_path
+
+# One of these stands in a folder that has a tokenizer.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def import_checkpoint(
@@ -70,6 +74,11 @@ def export_checkpoint(
     model = load_pretrained(source)
     if model.config.model_type != "anyformer":
         raise UserError(f"{source}: is a {model.config.model_type}, not an anyformer; there is nothing to export")
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise UserError(
+            f"{source}: is an adapter on its base; the stock class has no place for it. Train with "
+            "adapter.merge: true, which writes one merged model"
+        )
     try:
         stock: Any = to_hf(model, model_type=model_type, copy=False)
     except ConversionError as error:
@@ -87,16 +96,32 @@ def _require_free(target: Path) -> None:
 
 
 def _tokenizer_or_none(path: str, revision: str | None, trust_remote_code: bool) -> Any:
+    """The tokenizer beside the model; None where a folder or repository has none. One that is broken is an error."""
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
     try:
-        return load_tokenizer_from(path, revision=revision, trust_remote_code=trust_remote_code)
+        return read_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
     except UserError:
+        if folder.exists():
+            raise
         return None
 
 
 def _write(model: Any, tokenizer: Any, target: Path) -> None:
+    """The whole folder or none of it."""
+    from safetensors import SafetensorError
+
+    temporary = target.with_name(target.name + ".tmp")
     try:
-        model.save_pretrained(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        model.save_pretrained(temporary)
         if tokenizer is not None:
-            tokenizer.save_pretrained(target)
-    except OSError as error:
+            tokenizer.save_pretrained(temporary)
+        if target.is_dir():
+            target.rmdir()  # empty, or `_require_free` would have refused it
+        temporary.rename(target)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(f"{target} cannot be written: {error}") from error

@@ -58,6 +58,20 @@ def load_tokenizer_from(path: str, *, revision: str | None = None, trust_remote_
     Raises:
         UserError: there is none that can be read, or it has no token to end with.
     """
+    tokenizer = read_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {path!r} has no eos token, so a model could not learn to stop")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def read_tokenizer(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer beside a model, as it is.
+
+    Raises:
+        UserError: there is none that can be read.
+    """
     from transformers import AutoTokenizer
 
     arguments: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
@@ -66,14 +80,9 @@ def load_tokenizer_from(path: str, *, revision: str | None = None, trust_remote_
         arguments["gguf_file"] = Path(path).name
         where = str(Path(path).parent)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, **arguments)
+        return AutoTokenizer.from_pretrained(where, **arguments)
     except Exception as error:  # the library raises a dozen kinds, down to bare Exception from its Rust part
         raise UserError(f"no tokenizer can be read from {path!r}: {_first_line(error)}") from error
-    if tokenizer.eos_token_id is None:
-        raise UserError(f"the tokenizer of {path!r} has no eos token, so a model could not learn to stop")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def load_pretrained(path: str, *, trust_remote_code: bool = False) -> Any:

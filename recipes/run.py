@@ -223,6 +223,8 @@ class _Run:
 
     def save(self, model: Any) -> None:
         """Weights, modeling files, tokenizer, and a generation config that stops where the training data does."""
+        from safetensors import SafetensorError
+
         from .adapters import save_unmerged
         from .models import published_base
         from .tokenize_sft import stop_ids
@@ -237,7 +239,7 @@ class _Run:
             else:
                 model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise UserError(f"{folder} cannot be written: {error}. The checkpoints in it are kept") from error
 
     def report(self, metrics: dict[str, Any]) -> None:

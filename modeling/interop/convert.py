@@ -1,5 +1,6 @@
 """Import and export: `from_hf`, `to_hf`, and the check that both compute the same logits."""
 
+import copy as copying
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def import_model(
     # Built from tensors, the model would otherwise claim to come from a folder named "None".
     model.name_or_path = model.config.name_or_path = ""
     if opened.generation_config is not None:
-        model.generation_config = opened.generation_config
+        model.generation_config = copying.deepcopy(opened.generation_config)
     return model.eval(), report
 
 
@@ -141,14 +142,21 @@ def _our_state_dict(
         else:
             left_over.append(foreign_name)
     with torch.device("meta"):
-        expected = set(AnyformerForCausalLM(config).state_dict())
-    left_over += [family.foreign_name(name) or name for name in sorted(set(state_dict) - expected)]
+        expected = {name: tensor.shape for name, tensor in AnyformerForCausalLM(config).state_dict().items()}
+    left_over += [family.foreign_name(name) or name for name in sorted(set(state_dict) - set(expected))]
     if left_over:
         shown = ", ".join(left_over[:5]) + (f" and {len(left_over) - 5} more" if len(left_over) > 5 else "")
         raise ConversionError(
             f"the checkpoint has weights that a {family.model_type} with this config does not use: {shown}. "
             "Its config and its weights disagree, or it is no plain " + family.model_type
         )
+    misfits = [
+        f"{family.foreign_name(name)} is {list(tensor.shape)}, the config says {list(expected[name])}"
+        for name, tensor in state_dict.items()
+        if tensor.shape != expected[name]
+    ]
+    if misfits:
+        raise ConversionError("config and weights disagree: " + "; ".join(misfits[:5]))
     _check_head(state_dict, family, config)
     return state_dict, report
 
@@ -160,9 +168,9 @@ def _check_head(state_dict: dict[str, torch.Tensor], family: Family, config: Any
         return
     if head.shape != embedding.shape or not torch.equal(head, embedding):
         raise ConversionError(
-            f"config.tie_word_embeddings is true, but the checkpoint holds a {family.foreign_name('lm_head.weight')} "
-            "that differs from the embedding: set tie_word_embeddings to false in its config.json to keep that head, "
-            "or remove the tensor"
+            f"config.tie_word_embeddings is true, but the model holds a {family.foreign_name('lm_head.weight')} that "
+            "differs from the embedding: set tie_word_embeddings to false in its config to keep that head, or remove "
+            "the tensor"
         )
     del state_dict["lm_head.weight"]
 
@@ -180,13 +188,12 @@ def to_hf(model: AnyformerForCausalLM, *, model_type: str | None = None, copy: b
     """
     family, foreign = _foreign_config(model.config, model_type)
     stock_class = getattr(transformers, family.causal_lm)
-    state_dict = {}
-    for name, tensor in model.state_dict().items():
+    state_dict, ours = {}, dict(model.state_dict())
+    _check_head(ours, family, model.config)
+    for name, tensor in ours.items():
         foreign_name = family.foreign_name(name)
         if foreign_name is None:
             raise ConversionError(f"{family.model_type} has no place for the weight {name}")
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
-            continue
         state_dict[foreign_name] = tensor.detach().clone() if copy else tensor.detach()
     stock, info = stock_class.from_pretrained(
         None, config=foreign, state_dict=state_dict, dtype=model.dtype, output_loading_info=True
@@ -196,7 +203,7 @@ def to_hf(model: AnyformerForCausalLM, *, model_type: str | None = None, copy: b
         raise ConversionError(f"weights of {family.causal_lm} left without a partner: {', '.join(wrong)}")
     stock.name_or_path = stock.config.name_or_path = ""
     if model.generation_config is not None:
-        stock.generation_config = model.generation_config
+        stock.generation_config = copying.deepcopy(model.generation_config)
     return stock.eval()
 
 

@@ -4,6 +4,7 @@ A family is data: which foreign config field is which of ours, what is fixed, an
 tables are one-to-one, so import and export are the same table read from either side.
 """
 
+import copy
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -73,6 +74,8 @@ class Family:
             raise ConversionError(f"{self.model_type} config cannot be imported exactly: " + "; ".join(problems))
         values = {name: getattr(foreign, name) for name in COMMON_FIELDS if hasattr(foreign, name)}
         values |= {ours: getattr(foreign, theirs) for ours, theirs in self.config_fields.items()}
+        if values.get("pad_token_id") == -1:  # "no padding token" of the first Llama checkpoints
+            values["pad_token_id"] = None
         try:
             return AnyformerConfig(**(values | dict(self.fixed)))
         except (StrictDataclassError, TypeError) as error:
@@ -98,7 +101,7 @@ class Family:
         if problems:
             raise ConversionError(f"{self.model_type} cannot express " + ", ".join(problems))
         values |= {name: getattr(config, name) for name in COMMON_FIELDS}
-        foreign = foreign_class(**values)
+        foreign = foreign_class(**copy.deepcopy(values))
         foreign.architectures = [self.causal_lm]
         return foreign
 

@@ -5,6 +5,7 @@ reading them costs no second copy.
 """
 
 import json
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,6 +58,10 @@ class ModelSource(Source):
             yield name, tensor.detach().clone()
 
 
+# What reading a damaged or foreign file raises, header and tensors alike.
+_UNREADABLE_GGUF = (ValueError, KeyError, IndexError, OSError, EOFError, RuntimeError, struct.error)
+
+
 class GGUFSource(Source):
     """A GGUF file; transformers dequantises it into the stock class."""
 
@@ -66,14 +71,18 @@ class GGUFSource(Source):
         self.tokenizer_arguments = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         try:
             self.config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
-        except (ValueError, KeyError, OSError) as error:
+        except _UNREADABLE_GGUF as error:
             raise ConversionError(f"{path}: not a GGUF file that transformers reads: {error}") from error
+        self._path = path
         self._arguments = {"gguf_file": path.name, "dtype": dtype or torch.float32, "config": self.config}
         self._folder = str(path.parent)
 
     @cached_property
     def _model(self) -> PreTrainedModel:
-        return AutoModelForCausalLM.from_pretrained(self._folder, **self._arguments)
+        try:
+            return AutoModelForCausalLM.from_pretrained(self._folder, **self._arguments)
+        except _UNREADABLE_GGUF as error:
+            raise ConversionError(f"{self._path}: damaged or cut short: {error}") from error
 
     @property
     def generation_config(self) -> GenerationConfig | None:  # type: ignore[override]
@@ -93,17 +102,23 @@ class FolderSource(Source):
         self.tokenizer_arguments = {"pretrained_model_name_or_path": str(folder)}
         try:
             self.config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        except (StrictDataclassError, ValueError, TypeError, OSError) as error:
+        except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:
             raise ConversionError(f"{folder / 'config.json'}: {error}") from error
         if (folder / "generation_config.json").is_file():
-            self.generation_config = GenerationConfig.from_pretrained(folder)
+            try:
+                self.generation_config = GenerationConfig.from_pretrained(folder)
+            except (ValueError, TypeError, OSError) as error:
+                raise ConversionError(f"{folder / 'generation_config.json'}: {error}") from error
 
     def shards(self) -> list[Path]:
         index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        else:
-            names = ["model.safetensors"]
+        names = ["model.safetensors"]
+        # As the library reads a folder: saved anew with fewer shards, it may still hold the old index.
+        if index.is_file() and not (self.folder / names[0]).is_file():
+            try:
+                names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ConversionError(f"{index}: no index of shards: {error}") from error
         shards = [self.folder / name for name in names]
         for shard in shards:
             if not shard.is_file():
@@ -137,6 +152,11 @@ def open_source(
     """
     if isinstance(source, PreTrainedModel):
         return ModelSource(source)
+    if not isinstance(source, str | Path):
+        raise ConversionError(
+            f"a {type(source).__name__} is neither a transformers model nor a path; of a PEFT model pass what "
+            "merge_and_unload() returns"
+        )
     path = Path(source)
     if path.suffix == ".gguf":
         return GGUFSource(path, dtype)

@@ -7,7 +7,9 @@ import torch
 from anyformer import AnyformerConfig, AnyformerForCausalLM
 
 torch.manual_seed(0)
-config = AnyformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.3)
+config = AnyformerConfig(
+    vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.3
+)
 model = AnyformerForCausalLM(config).eval()
 model.push_to_hub("alice/direct", private=True)
 print(repr(model(torch.tensor([[3, 4, 5, 6]])).logits[0, -1, :4].tolist()))

@@ -52,6 +52,21 @@ IMPOSSIBLE = [
         },
         ["high_freq_factor=1", "low_freq_factor=4"],
     ),
+    ({"rope_parameters": {"rope_theta": float("inf")}}, ["rope_theta=inf"]),
+    ({"rope_parameters": {"rope_theta": None}}, ["rope_theta", "missing"]),
+    ({"rope_parameters": {"rope_type": "linear", "factor": None}}, ["factor", "missing"]),
+    ({"rope_parameters": {"rope_type": ["linear"]}}, ["rope_type=['linear']"]),
+    ({"rope_parameters": {"rope_type": "default", "type": "linear"}}, ["type='linear'", "contradicts"]),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4, "rope_theta": 1}}, ["rope_theta=1", "above 1"]),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4, "mscale": float("nan")}}, ["mscale=nan"]),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4, "truncate": "no"}}, ["truncate='no'"]),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 9}}, ["beta_fast=1"]),
+    (
+        {"rope_parameters": {"rope_type": "longrope", "short_factor": [0.0] * 4, "long_factor": [1.0] * 4}},
+        ["short_factor", "above 0"],
+    ),
+    ({"head_dim": 2, "rope_parameters": {"rope_type": "dynamic", "factor": 2}}, ["head_dim=2", "exceed 2"]),
+    ({"is_encoder_decoder": True}, ["is_encoder_decoder=True"]),
 ]
 
 
@@ -126,3 +141,32 @@ def test_defaults_are_derived():
     config = AnyformerConfig(**TINY)
     assert (config.head_dim, config.num_key_value_heads, config.intermediate_size) == (8, 4, 128)
     assert AnyformerConfig(**TINY, position_embedding="none", head_dim=7).rope_parameters is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"norm_eps": 1e-5, "rms_norm_eps": 1e-3},
+        {"rms_norm_eps": 1e-5, "layer_norm_eps": 1e-3},
+        {"rope_parameters": {"rope_theta": 5.0}, "rope_theta": 7.0},
+        {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    ],
+)
+def test_two_names_of_one_field_must_agree(fields):
+    with pytest.raises(TypeError, match="alone"):
+        AnyformerConfig(**TINY, **fields)
+
+
+def test_an_override_of_the_rotary_base_is_refused_not_dropped(tmp_path):
+    AnyformerConfig(**TINY).save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="override rope_parameters"):
+        AnyformerConfig.from_pretrained(tmp_path, rope_theta=7.0)
+    with pytest.raises(StrictDataclassError, match="rope_theta is missing"):
+        AnyformerConfig.from_pretrained(tmp_path, rope_parameters={"rope_type": "linear", "factor": 2.0})
+
+
+def test_the_rope_parameters_passed_in_are_left_alone():
+    rope = {"rope_type": "yarn", "factor": 4.0}
+    config = AnyformerConfig(**TINY, rope_parameters=rope)
+    assert rope == {"rope_type": "yarn", "factor": 4.0}
+    assert config.rope_parameters["original_max_position_embeddings"] == 2048

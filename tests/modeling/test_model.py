@@ -1,11 +1,12 @@
 """The decoder against closed formulas, uncached runs and the faults that users of such models meet."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache
+from transformers import DynamicCache, Trainer, TrainingArguments
 
 from anyformer.modeling.attention import eager_attention_forward
 from anyformer.modeling.positions import RotaryPositions
@@ -358,3 +359,77 @@ def test_dynamic_rope_stretches_beyond_the_trained_length(tiny):
     torch.testing.assert_close(rotary.inv_freq, base ** (-torch.arange(0, 8, 2) / 8))
     model(ids(1, 10))
     assert torch.equal(rotary.inv_freq, short)
+
+
+def documents_alone(model, tokens, positions):
+    """Logits of each row's documents, each run by itself."""
+    rows = []
+    for row, where in zip(tokens, positions, strict=True):
+        starts = [*(where == 0).nonzero().flatten().tolist(), len(row)]
+        rows.append(torch.cat([model(row[None, a:b]).logits[0] for a, b in itertools.pairwise(starts)]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("extra", [{}, {"attention_mask": torch.ones(2, 9, dtype=torch.long)}], ids=["plain", "ones"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_packing_survives_compilation_and_one_row_of_positions(tiny, compiled, extra):
+    model, tokens = tiny(), ids(2, 9)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    expected = documents_alone(model, tokens, positions.expand(2, -1))
+    run = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+    with torch.no_grad():
+        logits = run(tokens, position_ids=positions, **extra).logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+def test_documents_apart_by_padding_do_not_see_each_other_but_holes_split_nothing(tiny):
+    model, tokens = tiny(), ids(1, 9)
+    mask = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1, 1]])
+    packed = model(tokens, attention_mask=mask, position_ids=torch.tensor([[0, 1, 2, 0, 0, 0, 1, 2, 3]])).logits
+    torch.testing.assert_close(packed[:, 5:], model(tokens[:, 5:]).logits, rtol=0, atol=1e-5)
+    holes = model(tokens, attention_mask=mask, position_ids=torch.tensor([[0, 1, 2, 2, 2, 3, 4, 5, 6]])).logits
+    real = model(tokens[mask.bool()][None]).logits
+    torch.testing.assert_close(holes[mask.bool()][None], real, rtol=0, atol=1e-5)
+
+
+def test_packing_that_cannot_be_kept_apart_is_refused(tiny):
+    model, tokens = tiny(), ids(1, 6)
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    with pytest.raises(ValueError, match="cannot follow a cache"):
+        model(tokens, position_ids=positions, cache=DynamicCache(config=model.config))
+    with pytest.raises(ValueError, match="pass position_ids"):
+        model(tokens, cu_seq_lens_q=torch.tensor([0, 3, 6], dtype=torch.int32))
+
+
+def test_eager_and_sdpa_read_a_boolean_four_dimensional_mask_alike(tiny):
+    tokens, mask = ids(1, 6), torch.ones(1, 1, 6, 6).tril().bool()
+    expected = tiny()(tokens).logits
+    for backend in ("eager", "sdpa"):
+        logits = tiny(attn_implementation=backend)(tokens, attention_mask=mask).logits
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+def test_generation_from_embeddings_equals_generation_from_ids(tiny):
+    model, tokens = tiny(), ids(2, 7)
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    embedded = model.generate(inputs_embeds=model.get_input_embeddings()(tokens), **options)
+    assert torch.equal(embedded, model.generate(tokens, **options)[:, 7:])
+
+
+def test_frequencies_come_back_from_the_meta_device(tiny):
+    model = tiny()
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    empty.to_empty(device="cpu").load_state_dict(model.state_dict())
+    assert torch.equal(empty.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+
+
+def test_label_smoothing_of_the_trainer_shifts(tiny, tmp_path):
+    model, tokens = tiny(), ids(2, 8)
+    arguments = TrainingArguments(tmp_path, label_smoothing_factor=0.1, use_cpu=True, report_to=[])
+    loss = Trainer(model=model, args=arguments).compute_loss(model, {"input_ids": tokens, "labels": tokens})
+    logits = model(tokens).logits[:, :-1].reshape(-1, 101)
+    expected = nn.functional.cross_entropy(logits, tokens[:, 1:].reshape(-1), label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-5)

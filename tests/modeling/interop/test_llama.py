@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -257,3 +258,55 @@ def test_every_field_of_the_stock_config_is_accounted_for():
     family = FAMILIES["llama"]
     own = {f.name for f in fields(LlamaConfig)} - {f.name for f in fields(PreTrainedConfig)}
     assert own <= set(family.config_fields.values()) | set(family.foreign_fixed) | set(COMMON_FIELDS)
+
+
+def test_nothing_is_shared_between_source_and_result():
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    stock = stock_llama(rope_parameters=rope)
+    model = anyformer.from_hf(stock)
+    exported = anyformer.to_hf(model)
+    model.generation_config.max_length, model.config.rope_parameters["factor"] = 999, 8.0
+    for other in (stock, exported):
+        assert other.generation_config.max_length != 999
+        assert other.config.rope_parameters["factor"] == 2.0
+
+
+def test_a_stale_index_beside_a_newer_single_file_is_not_read(tmp_path):
+    stock_llama().save_pretrained(tmp_path, max_shard_size="10KB")
+    newer = stock_llama(seed=1)
+    newer.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    assert torch.equal(anyformer.from_hf(tmp_path).lm_head.weight, newer.lm_head.weight)
+
+
+def test_a_padding_token_of_minus_one_means_none(tmp_path):
+    stock_llama().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"pad_token_id": -1}))
+    assert anyformer.from_hf(tmp_path).config.pad_token_id is None
+
+
+def test_damaged_or_foreign_sources_say_so(tmp_path):
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03\x00\x00")
+    with pytest.raises(ConversionError, match=r"cut\.gguf"):
+        anyformer.from_hf(tmp_path / "cut.gguf")
+    stock = stock_llama()
+    stock.save_pretrained(tmp_path / "shards", max_shard_size="10KB")
+    (tmp_path / "shards" / "model.safetensors.index.json").write_text("{bad")
+    with pytest.raises(ConversionError, match="no index of shards"):
+        anyformer.from_hf(tmp_path / "shards")
+    stock.save_pretrained(tmp_path / "sizes")
+    config = json.loads((tmp_path / "sizes" / "config.json").read_text())
+    (tmp_path / "sizes" / "config.json").write_text(json.dumps(config | {"vocab_size": 50}))
+    with pytest.raises(ConversionError, match=r"embed_tokens\.weight is \[101, 32\], the config says \[50, 32\]"):
+        anyformer.from_hf(tmp_path / "sizes")
+    adapted = get_peft_model(stock, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+    with pytest.raises(ConversionError, match="merge_and_unload"):
+        anyformer.from_hf(adapted)
+
+
+def test_export_does_not_drop_a_head_that_the_config_calls_tied():
+    model = anyformer.from_hf(stock_llama(tie_word_embeddings=True))
+    model.lm_head.weight = torch.nn.Parameter(2 * model.lm_head.weight.detach())
+    with pytest.raises(ConversionError, match="tie_word_embeddings"):
+        anyformer.to_hf(model)
