@@ -73,13 +73,13 @@ def restore_forward(model: Any) -> None:
     base.__dict__.pop("forward", None)
 
 
-def save_adapter(model: Any, folder: Path, base: str | None) -> None:
+def save_adapter(model: Any, folder: Path, base: str | None, revision: str | None = None) -> None:
     """Write the adapter alone; `base` is the Hub id or folder that it belongs to, where there is one."""
     config = model.peft_config["default"]
     # While saving, PEFT would read a named base's config with our class, which a foreign base does not fit.
     config.base_model_name_or_path = ""
     model.save_pretrained(folder)
-    config.base_model_name_or_path = base
+    config.base_model_name_or_path, config.revision = base, revision
     config.save_pretrained(folder)
 
 

@@ -52,13 +52,9 @@ def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False,
 
     console = make_console(recipe)
     folder = RunFolder(Path(recipe.train["output_dir"]))
-    if recipe.hub is not None and keeps_adapter(recipe) and hub_id(recipe.model) is None:
-        raise UserError(
-            f"hub.repo: with adapter.merge: false only the adapter is pushed, and nobody else has its base, "
-            f"{recipe.model.path or recipe.model.preset}. Set adapter.merge: true, or model.path to a Hub id"
-        )
+    _check_base_can_be_named(recipe)
     if not dry_run:
-        folder.prepare(recipe.to_yaml(), resume=resume, overwrite=overwrite)
+        folder.check(recipe.to_yaml(), resume=resume, overwrite=overwrite)
         if recipe.hub is not None:
             from .hub import check_push
 
@@ -69,6 +65,8 @@ def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False,
         if dry_run:
             console.print("Dry run: nothing was loaded, trained or written.")
             return folder.path
+        # Only now is an earlier run replaced: all that can be refused beforehand has not been.
+        folder.open(recipe.to_yaml(), resume=resume)
         _Run(recipe, prepared, folder, console).execute(resume=resume)
     except ConversionError as error:
         raise UserError(str(error)) from error
@@ -218,7 +216,9 @@ class _Run:
             restore_forward(trained)
             return trained
         if self.recipe.adapter.kind != "none":
-            save_adapter(trained, self.folder.path / ADAPTER, published_base(self.recipe.model))
+            save_adapter(
+                trained, self.folder.path / ADAPTER, published_base(self.recipe.model), self.recipe.model.revision
+            )
         return merge(trained)
 
     def save(self, model: Any) -> None:
@@ -301,6 +301,26 @@ class _Run:
 def keeps_adapter(recipe: Recipe) -> bool:
     """Whether the result is an adapter beside its base rather than one merged model."""
     return recipe.adapter.kind != "none" and not recipe.adapter.merge
+
+
+def _check_base_can_be_named(recipe: Recipe) -> None:
+    """An adapter by itself opens only where its base does.
+
+    Raises:
+        UserError: the recipe keeps the adapter apart from a base that it cannot name for those who open it.
+    """
+    if not keeps_adapter(recipe):
+        return
+    if recipe.hub is not None and hub_id(recipe.model) is None:
+        raise UserError(
+            f"hub.repo: with adapter.merge: false only the adapter is pushed, and nobody else has its base, "
+            f"{recipe.model.path or recipe.model.preset}. Set adapter.merge: true, or model.path to a Hub id"
+        )
+    if recipe.model.revision is not None:
+        raise UserError(
+            "model.revision: with adapter.merge: false the saved adapter names its base, but not the revision, so it "
+            "would open on another model. Set adapter.merge: true, or leave model.revision out"
+        )
 
 
 def _data_metrics(prepared: Prepared) -> dict[str, Any]:

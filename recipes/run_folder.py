@@ -33,12 +33,12 @@ class RunFolder:
     def finished(self) -> bool:
         return "after" in self.metrics
 
-    def prepare(self, recipe_yaml: str, *, resume: bool, overwrite: bool) -> None:
-        """Make the folder ready to be written to.
+    def check(self, recipe_yaml: str, *, resume: bool, overwrite: bool) -> None:
+        """Make sure that the run may use the folder; nothing is changed.
 
         Raises:
             UserError: it holds a run and neither `resume` nor `overwrite` is given; there is nothing to resume; the
-                recipe to resume with describes other training; the folder cannot be written.
+                recipe to resume with describes other training.
         """
         if resume and overwrite:
             raise UserError("--resume and --overwrite contradict each other: give one of them")
@@ -46,13 +46,28 @@ class RunFolder:
             raise UserError(f"{self.path} is a file; train.output_dir must be a folder")
         if resume:
             self._require_resumable(recipe_yaml)
-        elif self.path.is_dir() and any(self.path.iterdir()):
-            self._clear(overwrite)
+        elif not self._empty:
+            self._require_replaceable(overwrite)
+
+    def open(self, recipe_yaml: str, *, resume: bool) -> None:
+        """Begin to write: clear the folder unless a run goes on, and store the recipe. Call `check` first.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
         try:
+            if not resume and self.path.is_dir():
+                shutil.rmtree(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.path / RECIPE, recipe_yaml)
         except OSError as error:
             raise UserError(f"train.output_dir {self.path} cannot be written: {error.strerror}") from error
+
+    @property
+    def _empty(self) -> bool:
+        """Nothing in it, or only what a run writes before it trains."""
+        names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
+        return not names or (RECIPE in names and names <= {RECIPE, METRICS} and not self.finished)
 
     def _require_resumable(self, recipe_yaml: str) -> None:
         if self.finished:
@@ -69,16 +84,16 @@ class RunFolder:
                 "run must train the same thing. Restore these values, or start another run with train.output_dir=…"
             )
 
-    def _clear(self, overwrite: bool) -> None:
+    def _require_replaceable(self, overwrite: bool) -> None:
         if not (self.path / RECIPE).is_file():
             raise UserError(f"{self.path} is not empty and holds no run: choose another train.output_dir")
-        if not overwrite:
-            choices = "--overwrite to replace it, or train.output_dir=… for another folder"
-            if not self.finished and self.checkpoints:
-                choices = f"--resume to go on from {self.checkpoints[-1].name}, {choices}"
-            state = "a finished" if self.finished else "an unfinished"
-            raise UserError(f"{self.path} holds {state} run: give {choices}")
-        shutil.rmtree(self.path)
+        if overwrite:
+            return
+        choices = "--overwrite to replace it, or train.output_dir=… for another folder"
+        if not self.finished and self.checkpoints:
+            choices = f"--resume to go on from {self.checkpoints[-1].name}, {choices}"
+        state = "a finished" if self.finished else "an unfinished"
+        raise UserError(f"{self.path} holds {state} run: give {choices}")
 
     def update_metrics(self, **values: Any) -> dict[str, Any]:
         """Add to metrics.json and return all of it."""
