@@ -1,5 +1,7 @@
 """Adapters: what a recipe's `adapter` section means for a model."""
 
+import copy
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +41,7 @@ def trainable_parameters(config: "AnyformerConfig", adapter: Any) -> int:
     from ..modeling import AnyformerForCausalLM
 
     with torch.device("meta"):
-        model: Any = AnyformerForCausalLM(config)
+        model: Any = AnyformerForCausalLM(copy.deepcopy(config))  # PEFT may write into it
         foreign = peft_config(adapter)
         if foreign is not None:
             model = attach(model, foreign)
@@ -54,17 +56,51 @@ def attach(model: "PreTrainedModel", config: "PeftConfig") -> Any:
     """
     from peft import get_peft_model
 
+    _check_targets(model, config)
     try:
         return get_peft_model(model, config)
-    except ValueError as error:
+    except (ValueError, RuntimeError, IndexError, AttributeError, ImportError) as error:
         linear = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if type(m).__name__ == "Linear"})
         raise UserError(f"adapter: {error}\nThe model's linear modules are: {', '.join(linear)}") from error
+
+
+def _check_targets(model: Any, config: Any) -> None:
+    """PEFT takes what it finds of a list of names and says nothing of the rest."""
+    modules = [name for name, _ in model.named_modules()]
+    parameters = [name for name, _ in model.named_parameters()]
+    wrong = []
+    for field, names in (
+        ("target_modules", modules),
+        ("modules_to_save", modules),
+        ("target_parameters", parameters),
+    ):
+        given = getattr(config, field, None)
+        for target in given if isinstance(given, list | set | tuple) else ():
+            if not any(name == target or name.endswith(f".{target}") for name in names):
+                near = difflib.get_close_matches(target, {n.rsplit(".", 1)[-1] for n in names}, n=1)
+                wrong.append(f"{field} names {target!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+    if wrong:
+        linear = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if type(m).__name__ == "Linear"})
+        raise UserError(
+            f"adapter: {'; '.join(wrong)} The model has no such part; its linear modules are: {', '.join(linear)}"
+        )
+    targets = config.target_modules if isinstance(config.target_modules, list | set) else ()
+    if "lm_head" in targets or ("embed_tokens" in targets and model.config.tie_word_embeddings):
+        raise UserError(
+            "adapter: target_modules holds lm_head, or the embedding of a model whose head is tied to it: the "
+            "trainer's loss reads the head's weight directly, and merging would change both. Use modules_to_save"
+        )
 
 
 def merge(model: Any) -> "PreTrainedModel":
     """The plain model with the adapter's change added to its weights; a model without an adapter as it is."""
     restore_forward(model)
-    return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+    if not hasattr(model, "merge_and_unload"):
+        return model
+    try:
+        return model.merge_and_unload()
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise UserError(f"adapter: it cannot be merged: {error}. Set adapter.merge: false") from error
 
 
 def restore_forward(model: Any) -> None:
@@ -92,6 +128,17 @@ def save_unmerged(model: Any, folder: Path, base: str | None) -> None:
     save_adapter(model, folder, base or str((folder / "base").resolve()))
     if base is None:
         model.unload().save_pretrained(folder / "base")
+
+
+def check_weights(model: Any) -> None:
+    """Raises:
+    UserError: a weight is not a number; names it.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.detach().isfinite().all():
+            raise UserError(
+                f"{name} holds values that are not numbers: training has diverged. Lower train.learning_rate"
+            )
 
 
 def check_trained(model: Any) -> None:

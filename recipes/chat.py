@@ -50,13 +50,18 @@ def chat(
             turns = list(start)
         elif line:
             turns.append({"role": "user", "content": line})
-            turns.append(
-                {"role": "assistant", "content": _answer(model, tokenizer, turns, max_new_tokens, temperature)}
-            )
+            answer = _answer(model, tokenizer, turns, max_new_tokens, temperature)
+            if answer is None:
+                print("That is more than the model has positions for. /clear forgets the conversation so far.")
+                turns.pop()
+            else:
+                turns.append({"role": "assistant", "content": answer})
 
 
-def _answer(model: Any, tokenizer: Any, turns: list[dict[str, str]], max_new_tokens: int, temperature: float) -> str:
-    """The answer, printed as it comes."""
+def _answer(
+    model: Any, tokenizer: Any, turns: list[dict[str, str]], max_new_tokens: int, temperature: float
+) -> str | None:
+    """The answer, printed as it comes; None where the conversation leaves no room for one."""
     import torch
     from transformers import TextStreamer
 
@@ -66,7 +71,7 @@ def _answer(model: Any, tokenizer: Any, turns: list[dict[str, str]], max_new_tok
     length = inputs["input_ids"].shape[1]
     room = model.config.max_position_embeddings - length
     if room < 1:
-        raise UserError(f"the conversation has {length} tokens, as many as the model has positions: /clear it")
+        return None
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     with torch.no_grad():
         output = model.generate(

@@ -52,9 +52,7 @@ def check(data: dict[str, Any]) -> tuple[Recipe | None, list[Fault]]:
         faults = explain(error, data)
     reported = {path for path, _ in faults}
     # A combination is judged only where its parts are sound.
-    faults += [
-        (path, text) for path, text in _across(data, reported) if not any(path[: len(p)] == p for p in reported)
-    ]
+    faults += [(path, text) for path, text in _across(data, reported) if not any(path[: len(p)] == p for p in reported)]
     told = {path for path, text in faults if "HF_TOKEN" in text}
     faults += [(path, _TOKEN_FOUND) for path in _tokens(data, ()) if path not in told]
     return (None, faults) if faults else (recipe, [])

@@ -49,6 +49,12 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     left_out = {**tokens.dropped, "unreadable": report.rows_skipped}
     dropped = ", ".join(f"{count:,} {cause}" for cause, count in left_out.items() if count) or "none"
     console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}")
+    unstopped = tokens.rows_kept - tokens.stopped
+    if unstopped:
+        console.print(
+            f"[bold]Warning:[/bold] {unstopped:,} of {tokens.rows_kept:,} rows end without a stop token, as rows cut "
+            "at train.max_length do: from them the model does not learn to stop."
+        )
     for warning in [*report.warnings, *tokens.warnings]:
         console.print(f"[bold]Warning:[/bold] {escape(warning)}")
     console.print("Three rows, what is trained on between ⟦ and ⟧:")

@@ -72,11 +72,14 @@ def sample_answers(
     with _evaluation(model), torch.no_grad():
         for row in chosen:
             prompt, reference, ids = _prompt(row, tokenizer)
+            room = model.config.max_position_embeddings - len(ids)
+            if room < 1:
+                continue
             inputs = torch.tensor([ids], device=model.device)
             output = model.generate(
                 inputs,
                 attention_mask=torch.ones_like(inputs),
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=min(max_new_tokens, room),
                 do_sample=False,
                 eos_token_id=stop_ids(tokenizer),
                 pad_token_id=tokenizer.pad_token_id,

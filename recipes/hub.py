@@ -44,9 +44,7 @@ LEFTOVER_FOLDERS = ("*.tmp", "checkpoint-*", "global_step*", "optimizer_*", "pyt
 
 WEIGHTS = re.compile(r".+\.(safetensors|bin|gguf)")
 # The names that saving gives to weights. A variant (`model.fp16.safetensors`) is somebody's own file.
-SAVED_WEIGHTS = re.compile(
-    r"(model|pytorch_model|adapter_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?"
-)
+SAVED_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
 
 def check_push(repo: str, *, private: bool = True, revision: str | None = None) -> None:
@@ -258,9 +256,7 @@ def _check_names(repo: str, revision: str | None) -> None:
             f"hub repository {repo!r}: {str(error).rstrip('.')}. Expected OWNER/NAME, such as alice/my-model"
         ) from None
     if repo.count("/") != 1:
-        raise UserError(
-            f"hub repository {repo!r} has no owner; write OWNER/{repo} with your user or organisation name"
-        )
+        raise UserError(f"hub repository {repo!r} has no owner; write OWNER/{repo} with your user or organisation name")
     if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
         raise UserError(f"hub revision {revision!r} is a commit; a push needs the name of a branch")
 

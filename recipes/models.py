@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from ..modeling.interop import LogitComparison
 
 PACKAGE = "package:"
+# Config fields that a checkpoint's weights do not depend on.
+FREE_FIELDS = {
+    "attention_dropout",
+    "embedding_dropout",
+    "hidden_dropout",
+    "max_position_embeddings",
+    "rope_parameters",
+    "use_cache",
+}
 # One text for the comparison of logits: 512 tokens of it, or all there are.
 CHECK_TOKENS = 512
 
@@ -141,7 +150,13 @@ def _config_of_checkpoint(model: Any) -> "AnyformerConfig":
     else:
         config = family_of(source.config).from_foreign_config(source.config)
     for name, value in model.config.items():
+        if name not in FREE_FIELDS:
+            raise UserError(
+                f"model.config.{name}: the weights of {model.path} were made for {getattr(config, name, None)!r}; of a "
+                f"checkpoint only these can be changed: {', '.join(sorted(FREE_FIELDS))}"
+            )
         setattr(config, name, value)
+    config.standardize_rope_params()
     config.validate()
     return config
 
@@ -172,7 +187,7 @@ def load_model(model: Any, config: "AnyformerConfig", *, seed: int) -> "tuple[An
             revision=model.revision,
             trust_remote_code=model.trust_remote_code,
         )
-    except (ConversionError, ValueError, RuntimeError, OSError) as error:
+    except (ConversionError, ValueError, RuntimeError, ImportError, OSError) as error:
         raise UserError(f"model {model.path!r}: {_first_line(error)}") from error
     return loaded, report.family
 
@@ -225,6 +240,8 @@ def hub_id(model: Any) -> str | None:
 def published_base(model: Any) -> str | None:
     """Where others, or this machine, find the base model as it was before training; None for a package or preset."""
     path = model.path
+    if model.config:  # the base as it was trained is nowhere else
+        return None
     return hub_id(model) or (str(Path(path).resolve()) if path and Path(path).is_dir() else None)
 
 

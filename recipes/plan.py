@@ -56,9 +56,7 @@ def make_plan(
     rows = tokens.rows_kept
     batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
     # Packed rows are about full; the best-fit packing of the trainer decides the exact number.
-    sequences = (
-        math.ceil(tokens.tokens / arguments.max_length) if arguments.packing and arguments.max_length else rows
-    )
+    sequences = math.ceil(tokens.tokens / arguments.max_length) if arguments.packing and arguments.max_length else rows
     an_epoch = math.ceil(sequences / batch)
     steps = arguments.max_steps if arguments.max_steps > 0 else math.ceil(an_epoch * arguments.num_train_epochs)
     seen = round(tokens.tokens * steps / an_epoch)

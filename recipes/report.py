@@ -57,7 +57,16 @@ def write_card(folder: Path, recipe_yaml: str, model: dict[str, Any], metrics: d
         base_model=model["hub_id"],
         tags=["anyformer", model["objective"], model["adapter"]],
     )
-    table = "\n".join(f"| {name} | {before} | {after} |" for name, before, after in comparison_rows(metrics))
+    table = "Nothing was held out, so nothing was measured.\n"
+    if after := metrics["after"]:
+        rows = "\n".join(f"| {name} | {before} | {value} |" for name, before, value in comparison_rows(metrics))
+        table = f"""| | before | after |
+|---|---|---|
+{rows}
+
+Measured on {after["rows"]:,} rows ({after["tokens"]:,} supervised tokens) that were held out before training:
+{metrics["data"]["split"]}.
+"""
     versions = ", ".join(f"{name} {value}" for name, value in metrics["versions"].items())
     curve = f"![loss curve]({CURVE})\n\n" if (folder / CURVE).is_file() else ""
     text = f"""---
@@ -69,13 +78,7 @@ def write_card(folder: Path, recipe_yaml: str, model: dict[str, Any], metrics: d
 {model["name"]}, tuned with `anyformer`: objective `{model["objective"]}`,
 adapter `{model["adapter"]}`, {metrics["plan"]["steps"]:,} steps over {metrics["plan"]["tokens_seen"]:,} tokens.
 
-| | before | after |
-|---|---|---|
 {table}
-
-Measured on {metrics["after"]["rows"]:,} rows ({metrics["after"]["tokens"]:,} supervised tokens) that were held out
-before training: {metrics["data"]["split"]}.
-
 {curve}## Use
 
 ```python
@@ -123,7 +126,9 @@ def paired_samples(metrics: dict[str, Any]) -> list[tuple[Sample | None, Sample]
     """Sample answers before and after, prompt by prompt."""
     after = [Sample(**sample) for sample in metrics.get("samples_after", [])]
     before: list[Sample | None] = [Sample(**sample) for sample in metrics.get("samples_before", [])]
-    return list(zip(before or [None] * len(after), after, strict=True))
+    if [s.prompt for s in before if s] != [s.prompt for s in after]:  # asked for otherwise since a resume
+        before = [None] * len(after)
+    return list(zip(before, after, strict=True))
 
 
 def _quoted(name: str, text: str) -> str:
@@ -137,7 +142,7 @@ def _quoted(name: str, text: str) -> str:
 def not_better(metrics: dict[str, Any]) -> str | None:
     """A warning where the held-out loss did not fall, else None."""
     before, after = metrics.get("before"), metrics["after"]
-    if before and after["loss"] >= before["loss"]:
+    if before and after and after["loss"] >= before["loss"]:
         return (
             f"the held-out loss did not fall ({before['loss']:.4f} -> {after['loss']:.4f}): the tuned model is no "
             "better on this data. A lower learning rate, more rows or fewer epochs may help"

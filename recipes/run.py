@@ -1,5 +1,6 @@
 """A run from recipe to result: plan, load, measure, train, merge, measure, save, open again, push."""
 
+import errno
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,8 +52,9 @@ def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False,
     from ..modeling.interop import ConversionError
 
     console = make_console(recipe)
-    folder = RunFolder(Path(recipe.train["output_dir"]))
+    folder = RunFolder(Path(recipe.train["output_dir"]).expanduser())
     _check_base_can_be_named(recipe)
+    _check_inputs_survive(recipe, folder.path)
     if not dry_run:
         folder.check(recipe.to_yaml(), resume=resume, overwrite=overwrite)
         if recipe.hub is not None:
@@ -91,7 +93,7 @@ def prepare(recipe: Recipe) -> Prepared:
     from .sft import training_arguments
     from .tokenize_sft import tokenize_rows
 
-    arguments = training_arguments(recipe.train)
+    arguments = training_arguments(recipe.train | {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())})
     config, tokenizer = config_and_tokenizer(recipe.model)
     limit = arguments.max_length
     if limit is not None and limit > config.max_position_embeddings:
@@ -111,6 +113,11 @@ def prepare(recipe: Recipe) -> Prepared:
     if trainable == 0:
         raise UserError("adapter: no parameter would be trained")
     plan = make_plan(config, recipe.model.dtype, trainable, arguments, train.report)
+    if plan.steps == 1 and arguments.get_warmup_steps(plan.steps) > 0:
+        raise UserError(
+            "train.warmup_steps: the first step of a warmup has learning rate 0 and the run has no other step, so "
+            "nothing would be learned. Set train.warmup_steps=0"
+        )
     return Prepared(tokenizer, splits, train, held_out, arguments, config, plan)
 
 
@@ -142,6 +149,7 @@ class _Run:
         )
         self.report(metrics)
         self.open_again(metrics)
+        self.folder.update_metrics(finished=True)
         show_result(self.console, self.folder, metrics)
         self.push()
         show_next(self.console, self.folder, pushed=self.recipe.hub is not None)
@@ -189,7 +197,7 @@ class _Run:
     def train(self, model: Any, *, resume: bool) -> tuple[Any, Any]:
         """The trainer after training, and its result."""
         from . import sft
-        from .adapters import check_trained, peft_config
+        from .adapters import check_trained, check_weights, peft_config
         from .report import check_finite
 
         trainer = sft.build_trainer(
@@ -201,9 +209,21 @@ class _Run:
             peft_config(self.recipe.adapter),
         )
         checkpoint = str(self.folder.checkpoints[-1]) if resume else None
-        result = trainer.train(resume_from_checkpoint=checkpoint)
+        for broken, part in self.folder.broken_checkpoints if resume else ():
+            self.console.print(f"Warning: {broken.name} is passed over: {part}.", markup=False)
+        try:
+            result = trainer.train(resume_from_checkpoint=checkpoint)
+        except KeyboardInterrupt:
+            if saved := self.folder.checkpoints:
+                self.console.print(f"\nStopped. The same command with --resume goes on from {saved[-1].name}.")
+            raise
+        except (OSError, RuntimeError) as error:
+            if not _is_full_disk(error):
+                raise
+            raise UserError(f"the disk of {self.folder.path} is full. Make room, then go on with --resume") from error
         check_finite(result.training_loss, "the training loss")
         check_trained(trainer.model)
+        check_weights(trainer.model)
         return trainer, result
 
     def detach(self, trainer: Any) -> Any:
@@ -316,11 +336,34 @@ def _check_base_can_be_named(recipe: Recipe) -> None:
             f"hub.repo: with adapter.merge: false only the adapter is pushed, and nobody else has its base, "
             f"{recipe.model.path or recipe.model.preset}. Set adapter.merge: true, or model.path to a Hub id"
         )
+    if recipe.adapter.arguments().get("use_dora"):
+        raise UserError(
+            "adapter.use_dora: transformers does not open a DoRA adapter by itself. Set adapter.merge: true, which "
+            "writes one merged model and the adapter beside it"
+        )
     if recipe.model.revision is not None:
         raise UserError(
             "model.revision: with adapter.merge: false the saved adapter names its base, but not the revision, so it "
             "would open on another model. Set adapter.merge: true, or leave model.revision out"
         )
+
+
+def _check_inputs_survive(recipe: Recipe, folder: Path) -> None:
+    """Raises:
+    UserError: what the run reads lies in the folder that it writes.
+    """
+    data = [recipe.data.source, recipe.data.eval_source]
+    names = [name for value in data for name in (value if isinstance(value, list) else [value])]
+    for name in [recipe.model.path, recipe.model.tokenizer, *names]:
+        if name and Path(name).exists() and Path(name).resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"train.output_dir {folder} holds {name}, which the run reads: choose another folder")
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    """Whether a write failed for want of room; torch wraps it in a RuntimeError of its own."""
+    text = str(error)
+    marks = ("No space left", "PytorchStreamWriter", "file write failed", "File too large")
+    return getattr(error, "errno", None) == errno.ENOSPC or any(mark in text for mark in marks)
 
 
 def _data_metrics(prepared: Prepared) -> dict[str, Any]:

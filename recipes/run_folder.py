@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,24 @@ from .errors import UserError
 
 RECIPE, METRICS = "recipe.yaml", "metrics.json"
 ADAPTER = "adapter"
+# Made with the folder: only what has it is ever replaced.
+MARKER = ".anyformer-run"
+# Keys of `train` that say what is kept and shown, not what is trained.
+RESUMABLE = {
+    "output_dir",
+    "save_steps",
+    "save_strategy",
+    "save_total_limit",
+    "logging_steps",
+    "logging_strategy",
+    "eval_steps",
+    "eval_strategy",
+    "per_device_eval_batch_size",
+    "report_to",
+    "run_name",
+    "disable_tqdm",
+    "dataloader_num_workers",
+}
 
 
 class RunFolder:
@@ -20,18 +39,31 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Checkpoint folders, oldest first."""
+        """Complete checkpoints, oldest first."""
+        return [p for p in self._checkpoint_folders if not missing_part(p)]
+
+    @property
+    def broken_checkpoints(self) -> list[tuple[Path, str]]:
+        """Checkpoints that cannot be resumed from, as after a kill while they were written, and what is wrong."""
+        return [(p, part) for p in self._checkpoint_folders if (part := missing_part(p))]
+
+    @property
+    def _checkpoint_folders(self) -> list[Path]:
         found = [p for p in self.path.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdigit()]
-        return sorted(found, key=lambda p: int(p.name.removeprefix("checkpoint-")))
+        return sorted((p for p in found if p.is_dir()), key=lambda p: int(p.name.removeprefix("checkpoint-")))
 
     @property
     def metrics(self) -> dict[str, Any]:
         path = self.path / METRICS
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except ValueError as error:
+            raise UserError(f"{path} is damaged ({error}): remove it, or give --overwrite to start again") from error
 
     @property
     def finished(self) -> bool:
-        return "after" in self.metrics
+        """Saved, reported and opened again."""
+        return bool(self.metrics.get("finished"))
 
     def check(self, recipe_yaml: str, *, resume: bool, overwrite: bool) -> None:
         """Make sure that the run may use the folder; nothing is changed.
@@ -42,7 +74,11 @@ class RunFolder:
         """
         if resume and overwrite:
             raise UserError("--resume and --overwrite contradict each other: give one of them")
-        if self.path.exists() and not self.path.is_dir():
+        try:
+            is_other = self.path.exists() and not self.path.is_dir()
+        except OSError as error:
+            raise UserError(f"train.output_dir {self.path} cannot be used: {error.strerror}") from error
+        if is_other:
             raise UserError(f"{self.path} is a file; train.output_dir must be a folder")
         if resume:
             self._require_resumable(recipe_yaml)
@@ -56,9 +92,10 @@ class RunFolder:
             UserError: the folder cannot be written.
         """
         try:
-            if not resume and self.path.is_dir():
-                shutil.rmtree(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
+            if not resume and (self.path / MARKER).is_file():
+                shutil.rmtree(self.path.resolve())
+            self.path.resolve().mkdir(parents=True, exist_ok=True)
+            (self.path / MARKER).touch()
             write_text(self.path / RECIPE, recipe_yaml)
         except OSError as error:
             raise UserError(f"train.output_dir {self.path} cannot be written: {error.strerror}") from error
@@ -67,26 +104,29 @@ class RunFolder:
     def _empty(self) -> bool:
         """Nothing in it, or only what a run writes before it trains."""
         names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
-        return not names or (RECIPE in names and names <= {RECIPE, METRICS} and not self.finished)
+        return not names or (MARKER in names and names <= {MARKER, RECIPE, METRICS} and not self.finished)
 
     def _require_resumable(self, recipe_yaml: str) -> None:
         if self.finished:
             raise UserError(f"{self.path} holds a finished run: there is nothing to resume")
-        if not self.checkpoints:
-            raise UserError(
-                f"{self.path} holds no checkpoint to resume from. Leave out --resume; to have checkpoints, set "
-                "train.save_steps below the number of steps"
-            )
         stored = self.path / RECIPE
         if stored.is_file() and (changed := _changed_training(stored.read_text(encoding="utf-8"), recipe_yaml)):
             raise UserError(
                 f"the recipe differs from the one {self.path} was started with, in {', '.join(changed)}: a resumed "
                 "run must train the same thing. Restore these values, or start another run with train.output_dir=…"
             )
+        if not self.checkpoints:
+            broken = "; ".join(f"{p.name}: {part}" for p, part in self.broken_checkpoints)
+            raise UserError(
+                f"{self.path} holds no checkpoint to resume from{f' ({broken})' if broken else ''}. "
+                "Leave out --resume; to have checkpoints, set train.save_steps below the number of steps"
+            )
 
     def _require_replaceable(self, overwrite: bool) -> None:
-        if not (self.path / RECIPE).is_file():
+        if not (self.path / MARKER).is_file():
             raise UserError(f"{self.path} is not empty and holds no run: choose another train.output_dir")
+        if overwrite and Path.cwd().is_relative_to(self.path.resolve()):
+            raise UserError(f"{self.path} is where this command runs, so it is not replaced: go elsewhere first")
         if overwrite:
             return
         choices = "--overwrite to replace it, or train.output_dir=… for another folder"
@@ -103,11 +143,39 @@ class RunFolder:
 
 
 def _changed_training(stored: str, given: str) -> list[str]:
-    """Sections that decide what is trained and that differ between two resolved recipes."""
+    """What decides what is trained and differs between two resolved recipes."""
     from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
-    before, now = YAML(typ="safe").load(stored), YAML(typ="safe").load(given)
-    return [name for name in ("model", "adapter", "data", "objective") if before.get(name) != now.get(name)]
+    try:
+        before, now = YAML(typ="safe").load(stored), YAML(typ="safe").load(given)
+        changed = [name for name in ("model", "adapter", "data", "objective") if before.get(name) != now.get(name)]
+        keys = (set(before["train"]) | set(now["train"])) - RESUMABLE
+        return changed + sorted(f"train.{k}" for k in keys if before["train"].get(k) != now["train"].get(k))
+    except (YAMLError, AttributeError, KeyError, TypeError):
+        return [f"everything: the stored {RECIPE} is damaged"]
+
+
+def missing_part(checkpoint: Path) -> str:
+    """What a checkpoint lacks to be resumed from exactly; empty where it is complete."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "trainer_state.json is missing or damaged"
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        paths = list(checkpoint.glob(name.replace(".pth", "*.pth")))
+        if not paths or not all(zipfile.is_zipfile(path) for path in paths):
+            return f"{name} is missing or damaged"
+    weights = [p for p in checkpoint.glob("*.safetensors") if p.name.startswith(("model", "adapter_model"))]
+    try:
+        for path in weights:
+            with safe_open(path, framework="np"):
+                pass
+    except (OSError, SafetensorError):
+        return f"{path.name} is damaged"
+    return "" if weights else "the weights are missing"
 
 
 def write_text(path: Path, text: str) -> None:

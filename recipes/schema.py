@@ -99,9 +99,7 @@ class Section(StrictModel):
     @classmethod
     def _null_is_default(cls, value: Any) -> Any:
         return (
-            {k: v for k, v in value.items() if v is not None or k not in cls.own}
-            if isinstance(value, dict)
-            else value
+            {k: v for k, v in value.items() if v is not None or k not in cls.own} if isinstance(value, dict) else value
         )
 
 
@@ -195,9 +193,7 @@ class LoraAdapter(Section):
         """Keyword arguments for `peft.LoraConfig`: what the recipe gives, and `target_modules`."""
         given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
         plain = {k: v.model_dump(exclude_unset=True) if isinstance(v, BaseModel) else v for k, v in given.items()}
-        return {"target_modules": self.target_modules} | {
-            k: v for k, v in plain.items() if k not in ("kind", "merge")
-        }
+        return {"target_modules": self.target_modules} | {k: v for k, v in plain.items() if k not in ("kind", "merge")}
 
 
 class SftObjective(Section):
@@ -447,9 +443,7 @@ class Recipe(StrictModel):
     """A checked recipe. `train` holds the trainer's arguments as given, `output_dir` always among them."""
 
     model: ModelSection
-    adapter: Annotated[SerializeAsAny[NoAdapter | LoraAdapter], _by_kind("adapter")] = Field(
-        default_factory=NoAdapter
-    )
+    adapter: Annotated[SerializeAsAny[NoAdapter | LoraAdapter], _by_kind("adapter")] = Field(default_factory=NoAdapter)
     data: DataSection
     objective: Annotated[SerializeAsAny[SftObjective], _by_kind("objective")] = Field(default_factory=SftObjective)
     train: Annotated[dict[str, Any], PlainValidator(_train)]
@@ -461,9 +455,7 @@ class Recipe(StrictModel):
     @classmethod
     def _null_is_default(cls, value: Any) -> Any:
         return (
-            {k: v for k, v in value.items() if v is not None or k not in SECTIONS}
-            if isinstance(value, dict)
-            else value
+            {k: v for k, v in value.items() if v is not None or k not in SECTIONS} if isinstance(value, dict) else value
         )
 
     def to_yaml(self) -> str:

@@ -23,6 +23,7 @@ def training_arguments(train: dict[str, Any]) -> "SFTConfig":
 
     gpu = torch.cuda.is_available()
     values: dict[str, Any] = {"dataloader_pin_memory": gpu, "report_to": "none", "disable_tqdm": False}
+    values["logging_nan_inf_filter"] = False  # a loss that is not a number must be seen, not averaged away
     if "bf16" not in train and not train.get("fp16"):
         values["bf16"] = torch.cuda.is_bf16_supported() if gpu else _cpu_has_amx()
     try:
@@ -69,14 +70,17 @@ def build_trainer(
     from .progress import TrainingProgress
 
     set_seed(arguments.seed)
-    trainer = SFTTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=train_rows,
-        eval_dataset=eval_rows if arguments.eval_strategy != "no" else None,
-        processing_class=tokenizer,
-        peft_config=adapter_config,
-    )
+    try:
+        trainer = SFTTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=train_rows,
+            eval_dataset=eval_rows if arguments.eval_strategy != "no" else None,
+            processing_class=tokenizer,
+            peft_config=adapter_config,
+        )
+    except (ValueError, TypeError, ImportError, RuntimeError, AttributeError, IndexError, KeyError) as error:
+        raise UserError(f"train: the trainer refuses these settings: {error}") from error
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(TrainingProgress)

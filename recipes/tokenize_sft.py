@@ -249,9 +249,7 @@ class ChatTemplate:
                 "the token that it writes to the vocabulary."
             )
 
-    def supervised(
-        self, messages: list[dict[str, str]], first: int | None, row: int
-    ) -> tuple[str, list[Span] | None]:
+    def supervised(self, messages: list[dict[str, str]], first: int | None, row: int) -> tuple[str, list[Span] | None]:
         """Render a conversation and find its answers.
 
         Args:

@@ -311,9 +311,7 @@ def _set(
                 parent = parent.value[position]
         elif not isinstance(parent.value, dict):
             above = dotted(path[:-1])
-            return [
-                Problem(place, dotted(path), f"{above} is {kind_of(parent.value)}, not a mapping: it has no keys")
-            ]
+            return [Problem(place, dotted(path), f"{above} is {kind_of(parent.value)}, not a mapping: it has no keys")]
         elif last:
             gone = drop(path[:-1], parent, Node({step: node}, place))
             parent.value = {key: child for key, child in parent.value.items() if key not in gone} | {step: node}

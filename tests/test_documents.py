@@ -56,9 +56,7 @@ class Block(NamedTuple):
     text: str
 
 
-FENCE = re.compile(
-    r"^(?P<fence>`{3,}) *(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=fence) *$", re.MULTILINE | re.DOTALL
-)
+FENCE = re.compile(r"^(?P<fence>`{3,}) *(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=fence) *$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -202,9 +200,7 @@ def test_the_commands_of_the_readme_run(hub: Hub, folder: Path, smollm2_gguf):  
     assert (folder / "runs/again/model.safetensors").is_file()
     exported = json.loads((folder / "runs/quickstart-llama/config.json").read_text(encoding="utf-8"))
     assert exported["architectures"] == ["LlamaForCausalLM"]
-    assert (
-        "model.safetensors" in hub.server.files("alice/docstrings") and hub.server.repos["alice/docstrings"].private
-    )
+    assert "model.safetensors" in hub.server.files("alice/docstrings") and hub.server.repos["alice/docstrings"].private
     printed = next(text for command, text in said.items() if "--print-config" in command)
     (folder / "printed.yaml").write_text(printed, encoding="utf-8")
     assert load_recipe(folder / "printed.yaml").train["output_dir"] == "runs/quickstart"

@@ -179,12 +179,22 @@ def test_the_end_of_input_leaves(talk):
     assert talk() == []
 
 
-def test_a_conversation_beyond_the_positions(talk):
-    with pytest.raises(UserError, match=r"the conversation has \d+ tokens.*positions"):
-        talk("the cat sat on the mat " * 40)
-    # Several turns that fit one by one.
-    with pytest.raises(UserError, match=r"the conversation has \d+ tokens.*positions"):
-        talk(*["the cat sat on the mat, the dog sat on the log"] * 12)
+def test_a_line_beyond_the_positions_is_refused_and_the_chat_goes_on(talk, tokenizer, capsys):
+    turns = talk("the cat sat", "the cat sat on the mat " * 40, "five")
+    assert capsys.readouterr().out.count("more than the model has positions for") == 1
+    assert [tokenizer.decode(prompt).count("<|im_start|>user") for prompt, _ in turns] == [1, 2]
+    assert "mat" not in tokenizer.decode(turns[1][0])
+
+
+def test_a_conversation_beyond_the_positions_can_be_cleared(talk, tokenizer, capsys):
+    """Turns that fit one by one: at some point no more is answered, and /clear is the remedy that is named."""
+    line = "the cat sat on the mat, the dog sat on the log"
+    turns = talk(*[line] * 12, "/clear", line)
+    assert 1 < len(turns) < 13
+    said = capsys.readouterr().out
+    assert said.count("more than the model has positions for. /clear") == 13 - len(turns)
+    assert turns[-1][0] == turns[0][0]
+    assert all(len(prompt) + len(answer) <= 160 for prompt, answer in turns)
 
 
 def test_an_answer_ends_where_the_positions_do(folder, talk, tokenizer, tmp_path):
@@ -252,5 +262,3 @@ def test_a_mistake_is_status_2(folder):
         done = anyformer("chat", *words, typed="hello\n")
         assert done.returncode == 2 and part in done.stderr and "Traceback" not in done.stderr
         assert done.stdout == ""
-    done = anyformer("chat", str(folder), typed="a" * 400 + "\n")
-    assert done.returncode == 2 and "positions" in done.stderr and "Traceback" not in done.stderr

