@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -45,6 +46,11 @@ def git_files(*patterns: str) -> list[Path]:
         pytest.skip("needs a git checkout, to know which files belong to the project")
     done = subprocess.run([git, "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
     return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def outside_make() -> dict[str, str]:
+    """The environment without what a surrounding `make test` leaves in it: an inner make would take over its flags."""
+    return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
 
 
 def documents() -> list[Path]:
@@ -167,7 +173,7 @@ main()
         make = shutil.which("make")
         if make is None:
             return ""
-        done = subprocess.run([make, "-n", *words], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run([make, "-n", *words], cwd=ROOT, env=outside_make(), capture_output=True, text=True)
         assert done.returncode == 0, f"make {shlex.join(words)}: {done.stderr}"
         target = next(word for word in words if "=" not in word)
         assert MAKE_ENDS_IN.get(target, "") in done.stdout.strip().splitlines()[-1]
@@ -216,7 +222,7 @@ def test_every_make_target_of_the_documents_exists():
     }
     assert {"quickstart", "test", "test-fast"} <= named
     for target in named:
-        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, env=outside_make(), capture_output=True, text=True)
         assert done.returncode == 0, f"make {target}: {done.stderr}"
         assert MAKE_ENDS_IN.get(target, "") in done.stdout.strip().splitlines()[-1]
 
