@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shutil
 
 import pytest
 import torch
@@ -433,3 +434,19 @@ def test_label_smoothing_of_the_trainer_shifts(tiny, tmp_path):
     logits = model(tokens).logits[:, :-1].reshape(-1, 101)
     expected = nn.functional.cross_entropy(logits, tokens[:, 1:].reshape(-1), label_smoothing=0.1)
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="flex attention is compiled for the CPU, which needs g++")
+def test_flex_attention_equals_sdpa_behind_left_padding(tiny):
+    model = tiny(num_hidden_layers=1, hidden_size=64)
+    tokens = ids(2, 40)
+    mask = torch.ones_like(tokens)
+    mask[0, :7] = 0
+    with torch.no_grad():
+        expected = model(tokens, attention_mask=mask, use_cache=False).logits
+        model.set_attn_implementation("flex_attention")
+        assert model.config._attn_implementation == "flex_attention"
+        got = model(tokens, attention_mask=mask, use_cache=False).logits
+    real = mask.bool()
+    torch.testing.assert_close(got[real], expected[real], rtol=0, atol=1e-5)
