@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 import anyformer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def stock(smollm2_gguf):
