@@ -24,6 +24,12 @@ def peft_config(adapter: Any) -> "PeftConfig | None":
         return None
     from peft import LoraConfig
 
+    start = adapter.arguments().get("init_lora_weights")
+    if start in ("corda", "eva", "lora_ga"):
+        raise UserError(
+            f"adapter.init_lora_weights: {start} takes its first matrices from a pass over data that is not made here; "
+            "it would train from the default start. Choose true, gaussian, pissa, olora or orthogonal"
+        )
     try:
         return LoraConfig(**adapter.arguments(), task_type="CAUSAL_LM")
     except (ValueError, TypeError) as error:

@@ -283,6 +283,7 @@ REFUSED = [
     (("adapter.merge=false", "adapter.use_dora=true"), "use_dora.*adapter.merge: true"),
     (("train.learning_rate=1e30", "train.max_grad_norm=0", "adapter={kind: none}"), "is nan|is inf|not numbers"),
     (("model.attn_implementation=flash_attention_2",), "(?i)flash"),
+    (("adapter.init_lora_weights=eva", "adapter.eva_config={rho: 1.5}"), "init_lora_weights: eva takes"),
     (("train.report_to=wandb",), "train: .*(?i:wandb)"),
     (("adapter.target_modules=[query]",), r"(?s)query.*linear modules are: down_proj, gate_proj"),
     (("train.max_length=9999",), r"max_length is 9999.*256 tokens"),
