@@ -60,7 +60,7 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         """
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
-        missing = sorted(set(info["missing_keys"]) - model.newly_initialised_keys())
+        missing = sorted(info["missing_keys"])
         if missing:
             shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             hint = ""
@@ -70,16 +70,9 @@ class AnyformerPreTrainedModel(PreTrainedModel):
                     "shares the input embedding."
                 )
             raise ValueError(f"The checkpoint has no weights for {shown}.{hint}")
-        if "lm_head.weight" in model._tied_weights_keys_of_class() and model.config.tie_word_embeddings:
+        if model.config.tie_word_embeddings:
             model._untie_if_head_differs()
         return (model, info) if output_loading_info else model
-
-    def newly_initialised_keys(self) -> set[str]:
-        """Keys that a checkpoint may lack because training is to make them (a task head on a pretrained body)."""
-        return set()
-
-    def _tied_weights_keys_of_class(self) -> dict[str, str]:
-        return self._tied_weights_keys or {}
 
     def _untie_if_head_differs(self) -> None:
         """Make the config say what the loader did with a tied config over a checkpoint that has another head."""

@@ -24,13 +24,12 @@ FP32_TOLERANCE = 2e-4
 
 @dataclass
 class ImportReport:
-    """What an import used, and how far its logits are from the stock class."""
+    """What an import used of the source, and what it left."""
 
     family: str
     used: int = 0
     ignored: list[str] = field(default_factory=list)
     unused_config_fields: list[str] = field(default_factory=list)
-    logits: "LogitComparison | None" = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -33,7 +32,6 @@ class Source:
 
     config: PreTrainedConfig
     generation_config: GenerationConfig | None = None
-    tokenizer_arguments: dict[str, Any] | None = None
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         raise NotImplementedError
@@ -68,7 +66,6 @@ class GGUFSource(Source):
     def __init__(self, path: Path, dtype: torch.dtype | None) -> None:
         if not path.is_file():
             raise ConversionError(f"{path}: no such file")
-        self.tokenizer_arguments = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         try:
             self.config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
         except _UNREADABLE_GGUF as error:
@@ -99,7 +96,6 @@ class FolderSource(Source):
         self.folder = folder
         if not (folder / "config.json").is_file():
             raise ConversionError(f"{folder}: no config.json, so this is not a model folder")
-        self.tokenizer_arguments = {"pretrained_model_name_or_path": str(folder)}
         try:
             self.config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:

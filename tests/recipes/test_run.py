@@ -1,6 +1,7 @@
 """Runs from recipe to result, on a tiny model and rows that it can learn."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def test_a_run_leaves_everything_and_is_better_on_held_out_rows(recipe, tmp_path
     assert load_recipe(folder / "recipe.yaml") == recipe(*overrides)
     output = capsys.readouterr().out
     assert "anyformer chat" in output and "anyformer push" in output and "supervised" in output
+    assert re.search(r"step 3/\d+  loss \d+\.\d{4}", output)  # the progress bar's lines
 
 
 def test_the_merged_model_is_the_adapter_on_its_base(recipe, tiny_checkpoint):
