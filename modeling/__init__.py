@@ -1,18 +1,36 @@
 """The architecture: config, modules and models, as they travel to the Hub with the weights."""
 
 from .configuration_anyformer import AUTO_MAP, AnyformerConfig
-from .modeling_anyformer import AnyformerForCausalLM, AnyformerModel, AnyformerPreTrainedModel
-from .registry import ATTENTIONS, LAYERS, MLPS, NORMS, POSITION_EMBEDDINGS
+from .heads import (
+    HEADS,
+    AnyformerForCausalLM,
+    AnyformerForConditionalGeneration,
+    AnyformerForMaskedLM,
+    AnyformerForPreTraining,
+    AnyformerForQuestionAnswering,
+    AnyformerForSequenceClassification,
+    AnyformerForTokenClassification,
+)
+from .modeling_anyformer import AnyformerModel, AnyformerPreTrainedModel
+from .registry import ATTENTIONS, LAYERS, MLPS, NORMS, POSITION_EMBEDDINGS, ROUTERS
 
 __all__ = [
     "ATTENTIONS",
     "AUTO_MAP",
+    "HEADS",
     "LAYERS",
     "MLPS",
     "NORMS",
     "POSITION_EMBEDDINGS",
+    "ROUTERS",
     "AnyformerConfig",
     "AnyformerForCausalLM",
+    "AnyformerForConditionalGeneration",
+    "AnyformerForMaskedLM",
+    "AnyformerForPreTraining",
+    "AnyformerForQuestionAnswering",
+    "AnyformerForSequenceClassification",
+    "AnyformerForTokenClassification",
     "AnyformerModel",
     "AnyformerPreTrainedModel",
     "register",
@@ -21,17 +39,19 @@ __all__ = [
 
 def register() -> None:
     """Make the Auto classes open `anyformer` folders without remote code, and saving write the modeling files."""
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    AutoConfig.register(AnyformerConfig.model_type, AnyformerConfig, exist_ok=True)
-    AutoModel.register(AnyformerConfig, AnyformerModel, exist_ok=True)
-    AutoModelForCausalLM.register(AnyformerConfig, AnyformerForCausalLM, exist_ok=True)
+    transformers.AutoConfig.register(AnyformerConfig.model_type, AnyformerConfig, exist_ok=True)
+    AnyformerConfig.register_for_auto_class()
+    classes = {cls.__name__: cls for cls in HEADS.values()}
+    for auto_name, reference in AUTO_MAP.items():
+        if auto_name != "AutoConfig":
+            cls = classes[reference.rpartition(".")[2]]
+            getattr(transformers, auto_name).register(AnyformerConfig, cls, exist_ok=True)
+            cls.register_for_auto_class(auto_name)
     # Where the Trainer looks before it shifts labels for label smoothing.
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[AnyformerConfig.model_type] = AnyformerForCausalLM.__name__
-    AnyformerConfig.register_for_auto_class()
-    AnyformerModel.register_for_auto_class("AutoModel")
-    AnyformerForCausalLM.register_for_auto_class("AutoModelForCausalLM")
 
 
 register()

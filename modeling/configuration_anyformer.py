@@ -2,40 +2,27 @@
 
 import copy
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationConfig
 
 from .counting import Counts, count
-from .registry import CHOICES
+from .validation import architecture_problems, rope_problems
 
 AUTO_MAP = {
     "AutoConfig": "configuration_anyformer.AnyformerConfig",
     "AutoModel": "modeling_anyformer.AnyformerModel",
-    "AutoModelForCausalLM": "modeling_anyformer.AnyformerForCausalLM",
-}
-
-# Keys of `rope_parameters` by rope_type: (required, optional).
-_YARN_OPTIONAL = {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
-ROPE_KEYS: dict[str, tuple[set[str], set[str]]] = {
-    "default": (set(), set()),
-    "linear": ({"factor"}, set()),
-    "dynamic": ({"factor"}, set()),
-    "yarn": ({"factor"}, _YARN_OPTIONAL | {"original_max_position_embeddings"}),
-    "longrope": (
-        {"short_factor", "long_factor"},
-        {"factor", "attention_factor", "original_max_position_embeddings"},
-    ),
-    "llama3": (
-        {"factor", "low_freq_factor", "high_freq_factor"},
-        {"original_max_position_embeddings"},
-    ),
+    "AutoModelForCausalLM": "heads.AnyformerForCausalLM",
+    "AutoModelForMaskedLM": "heads.AnyformerForMaskedLM",
+    "AutoModelForPreTraining": "heads.AnyformerForPreTraining",
+    "AutoModelForQuestionAnswering": "heads.AnyformerForQuestionAnswering",
+    "AutoModelForSeq2SeqLM": "heads.AnyformerForConditionalGeneration",
+    "AutoModelForSequenceClassification": "heads.AnyformerForSequenceClassification",
+    "AutoModelForTokenClassification": "heads.AnyformerForTokenClassification",
 }
 
 # Keyword arguments that the base class takes beside its fields.
@@ -48,7 +35,7 @@ _BASE_ARGUMENTS = {
     "_commit_hash",
     "num_labels",
     "output_attentions",
-    "partial_rotary_factor",  # reaches rope_parameters, where it is refused with the reason
+    "partial_rotary_factor",
     "quantization_config",
     "rope_scaling",
     "rope_theta",
@@ -61,28 +48,87 @@ _BASE_ARGUMENTS = {
 class AnyformerConfig(PreTrainedConfig):
     """Describes a Transformer; a config that makes no sense does not construct.
 
+    Named choices (`attention`, `position_embedding`, `norm`, `norm_position`, `mlp`, `router`) are classes of
+    `registry.py`.
+
     Args:
+        architecture: "decoder" (causal), "encoder" (bidirectional) or "encoder-decoder". `is_encoder_decoder` follows.
         vocab_size: number of token ids.
         hidden_size: width of the residual stream.
         intermediate_size: inner width of the feed-forward block; default 4 * hidden_size.
-        num_hidden_layers: number of layers.
+        num_hidden_layers: number of layers; of an encoder-decoder, those of the decoder.
+        num_encoder_layers: layers of an encoder-decoder's encoder; default num_hidden_layers.
         num_attention_heads: number of query heads.
         num_key_value_heads: number of key/value heads: equal to the query heads (MHA, the default), 1 (MQA) or a
             divisor between (GQA).
-        head_dim: width of a head; default hidden_size / num_attention_heads.
+        head_dim: width of a head; default hidden_size / num_attention_heads (mla: qk_rope_head_dim).
         max_position_embeddings: longest length the model is trained for, in tokens.
-        attention, position_embedding, norm, norm_position, mlp: named variants, see `registry.py`.
-        rope_parameters: `rope_type` (default, linear, dynamic, yarn, longrope, llama3), `rope_theta` and the keys
-            of that type.
-        hidden_act: activation of the feed-forward block, a name of transformers' `ACT2FN`.
-        norm_eps: epsilon of every norm (`rms_norm_eps` and `layer_norm_eps` are accepted for it).
-        attention_bias: bias on the query, key and value projections.
-        attention_out_bias: bias on the output projection; default: as `attention_bias`.
-        mlp_bias, lm_head_bias: bias on the feed-forward projections, on the head.
-        attention_dropout, hidden_dropout, embedding_dropout: probabilities on the attention weights, on what each
-            block adds to the residual stream, on the embeddings.
-        tie_word_embeddings: the head shares the input embedding's weight.
-        initializer_range: standard deviation of the initial weights.
+        type_vocab_size: token types ("segments") of an encoder; 0: none.
+        pooler: an encoder's tanh layer over its first token (BERT).
+        share_embeddings: encoder and decoder of an encoder-decoder share one token embedding.
+        decoder_start_token_id: first token that the decoder of an encoder-decoder is given.
+
+        attention: "gqa", or "mla" (latent; `q_lora_rank`, `kv_lora_rank`, `qk_nope_head_dim`, `qk_rope_head_dim`,
+            `v_head_dim`; `q_lora_rank` None: queries are projected directly).
+        attention_bias, attention_out_bias: bias on query, key and value; on the output (default: as attention_bias).
+        attention_multiplier: factor on q k^T; default 1 / sqrt(width of a query head).
+        attn_logit_softcapping: c: scores become c * tanh(scores / c).
+        attention_sinks: a learned logit a head that takes part in the softmax and has no value (GPT-OSS).
+        qk_norm: norm of queries and keys: "none", "head" (one weight over head_dim for all heads), "separate" (a
+            weight for each head), "full" (over all heads together).
+        clip_qkv: bound on the absolute value of queries, keys and values.
+        layer_types: of each layer: "full_attention", "sliding_attention", or "global_sliding_attention", which sees
+            and is seen by the first `num_global_tokens` tokens too. A shorter list is a pattern, repeated over the
+            layers. Default: sliding where `sliding_window` is set, else full. The encoder of an encoder-decoder has
+            the pattern of its first layers.
+        sliding_window: w: a causal layer sees the last w tokens, itself included; a bidirectional one those at a
+            distance of at most w.
+
+        position_embedding: "rope", "learned", "sinusoidal", "alibi", "relative" (T5) or "none".
+        position_layout: of rope pairs and sinusoidal values: "half" (i with i + dim/2) or "interleaved" (2i with 2i+1).
+        position_offset: unused rows before the first of a learned table (OPT and BART: 2).
+        rope_parameters: `rope_type` (default, linear, dynamic, yarn, longrope, llama3, proportional), `rope_theta`,
+            `partial_rotary_factor` and the keys of that type; or one such dict for each of "full_attention" and
+            "sliding_attention".
+        no_rope_layers: 0 for each layer without rotation, 1 for the others (the name and values of SmolLM3).
+        relative_attention_num_buckets, relative_attention_max_distance: of T5's relative bias.
+        alibi_bias_max: the last power of two of ALiBi's slopes (MPT); 8 in the paper.
+
+        norm, norm_eps: kind and epsilon of every norm (`rms_norm_eps`, `layer_norm_eps` are accepted for norm_eps).
+        norm_position: "pre", "post", "sandwich" (both), "branch" (on what a block adds: OLMo 2), "parallel"
+            (attention and feed-forward side by side behind one norm), "parallel_dual" (each behind its own).
+        embedding_norm: a norm over the embeddings. final_norm: one after the last layer; default: unless "post".
+        first_norm: False: the first layer's attention has no norm before it (ModernBERT).
+        residual_multiplier, embedding_multiplier, logit_scale: factors on what each block adds, on the token
+            embeddings, on the logits. final_logit_softcapping: c: logits become c * tanh(logits / c).
+
+        mlp: "gated" (SwiGLU, GeGLU, ReGLU by `hidden_act`), "dense", or "clamped" (GPT-OSS; `swiglu_limit`).
+        hidden_act: activation, a name of transformers' `ACT2FN`.
+        mlp_bias, lm_head_bias: bias on the feed-forward projections (experts too), on the head.
+        num_experts: experts of a sparse layer; 0: every layer is dense. num_experts_per_tok: how many a token uses.
+        moe_intermediate_size: inner width of an expert; default intermediate_size.
+        mlp_layer_types: "dense" or "sparse" for each layer, or a pattern; default: sparse if there are experts.
+        first_k_dense_replace: so many first layers are dense whatever the pattern says.
+        router: "softmax" or "sigmoid". router_bias: a bias on its logits. norm_topk_prob: the chosen weights sum
+            to 1. routed_scaling_factor: factor on them. n_group, topk_group, group_score: experts are chosen from
+            the best `topk_group` of `n_group` groups, scored by their best expert ("max") or best two ("top2").
+        router_score_bias: a bias that takes part in choosing but not in weighting (DeepSeek-V3);
+            router_bias_update_rate: its step by `update_router_biases()`, 0: never.
+        router_aux_loss_coef, router_z_loss_coef: factors of the load-balancing loss and the z-loss.
+        shared_expert_intermediate_size: inner width of the expert that every token uses; 0: none.
+            shared_expert_gate: it is weighted by a sigmoid gate.
+
+        tie_word_embeddings: the head shares the (decoder's) input embedding's weight.
+        head_transform: the masked-LM head first applies a linear layer, an activation and a norm;
+            head_transform_bias: with a bias.
+        classifier_pooling: token that a sequence classifier reads: "first", "last" or "mean"; default: first for an
+            encoder, else last. classifier_bias: bias on classifiers; default: for an encoder.
+        classifier_dropout: before a classifier; default hidden_dropout.
+        attention_dropout, hidden_dropout, activation_dropout, embedding_dropout: probabilities on the attention
+            weights, on what each block adds, inside the feed-forward block, on the embeddings.
+        initialization: "normal" (standard deviation `initializer_range`), "depth_scaled" (projections into the
+            residual stream divided by sqrt(2 * layers): GPT-2) or "fan_in" (1 / sqrt(inputs)).
+        initializer_ranges: standard deviations of parts that differ: embeddings, attention, mlp, router, head.
 
     Raises:
         StrictDataclassError: wrong type, impossible value or combination; names field, value and remedy.
@@ -90,8 +136,12 @@ class AnyformerConfig(PreTrainedConfig):
     """
 
     model_type = "anyformer"
-    attribute_map = {"rms_norm_eps": "norm_eps", "layer_norm_eps": "norm_eps"}  # noqa: RUF012
-    keys_to_ignore_at_inference = ["cache"]  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012
+        "rms_norm_eps": "norm_eps",
+        "layer_norm_eps": "norm_eps",
+        "num_local_experts": "num_experts",
+    }
+    keys_to_ignore_at_inference = ["cache", "router_logits"]  # noqa: RUF012
     base_model_tp_plan = {  # noqa: RUF012
         "layers.*.self_attn.q_proj": "colwise",
         "layers.*.self_attn.k_proj": "colwise",
@@ -107,31 +157,98 @@ class AnyformerConfig(PreTrainedConfig):
         "norm": (["hidden_states"], ["hidden_states"]),
     }
 
+    # Shape
+    architecture: str = "decoder"
     vocab_size: int = 32000
     hidden_size: int = 768
     intermediate_size: int | None = None
     num_hidden_layers: int = 12
+    num_encoder_layers: int | None = None
     num_attention_heads: int = 12
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     max_position_embeddings: int = 2048
+    type_vocab_size: int = 0
+    pooler: bool = False
+    share_embeddings: bool = True
+    decoder_start_token_id: int | None = None
+    # Attention
     attention: str = "gqa"
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    v_head_dim: int | None = None
+    attention_bias: bool = False
+    attention_out_bias: bool | None = None
+    attention_multiplier: int | float | None = None
+    attn_logit_softcapping: int | float | None = None
+    attention_sinks: bool = False
+    qk_norm: str = "none"
+    clip_qkv: int | float | None = None
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
+    num_global_tokens: int = 0
+    # Positions
     position_embedding: str = "rope"
+    position_layout: str = "half"
+    position_offset: int = 0
     rope_parameters: dict[str, Any] | None = None
+    no_rope_layers: list[int] | None = None
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    alibi_bias_max: int | float = 8
+    # Norms and residuals
     norm: str = "rmsnorm"
     norm_position: str = "pre"
     norm_eps: int | float = 1e-6
+    embedding_norm: bool = False
+    final_norm: bool | None = None
+    first_norm: bool = True
+    residual_multiplier: int | float = 1.0
+    embedding_multiplier: int | float = 1.0
+    logit_scale: int | float = 1.0
+    final_logit_softcapping: int | float | None = None
+    # Feed-forward
     mlp: str = "gated"
     hidden_act: str = "silu"
-    attention_bias: bool = False
-    attention_out_bias: bool | None = None
     mlp_bias: bool = False
+    swiglu_limit: int | float = 7.0
+    num_experts: int = 0
+    num_experts_per_tok: int = 2
+    moe_intermediate_size: int | None = None
+    mlp_layer_types: list[str] | None = None
+    first_k_dense_replace: int = 0
+    router: str = "softmax"
+    router_bias: bool = False
+    norm_topk_prob: bool = True
+    routed_scaling_factor: int | float = 1.0
+    n_group: int = 1
+    topk_group: int = 1
+    group_score: str = "max"
+    router_score_bias: bool = False
+    router_bias_update_rate: int | float = 0.0
+    router_aux_loss_coef: int | float = 0.0
+    router_z_loss_coef: int | float = 0.0
+    output_router_logits: bool = False
+    shared_expert_intermediate_size: int = 0
+    shared_expert_gate: bool = False
+    # Heads
+    tie_word_embeddings: bool = False
     lm_head_bias: bool = False
+    head_transform: bool = False
+    head_transform_bias: bool = True
+    classifier_pooling: str | None = None
+    classifier_bias: bool | None = None
+    classifier_dropout: int | float | None = None
+    # Training
     attention_dropout: int | float = 0.0
     hidden_dropout: int | float = 0.0
+    activation_dropout: int | float = 0.0
     embedding_dropout: int | float = 0.0
-    tie_word_embeddings: bool = False
+    initialization: str = "normal"
     initializer_range: int | float = 0.02
+    initializer_ranges: dict[str, float] | None = None
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
@@ -142,18 +259,56 @@ class AnyformerConfig(PreTrainedConfig):
         self._refuse_unknown(kwargs)
         self._refuse_contradictions(kwargs)
         self.rope_parameters = copy.deepcopy(self.rope_parameters)  # the base class writes into it
-        # Sizes that make no sense must not break the derived values: validation names them afterwards.
+        self._derive_sizes()
+        self._derive_layers()
+        super().__post_init__(**kwargs)
+        if self.position_embedding != "rope":
+            self.rope_parameters = None
+
+    def _derive_sizes(self) -> None:
+        """Defaults that follow from other fields; those that make no sense must not break here: validation names them."""
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
+        if self.moe_intermediate_size is None:
+            self.moe_intermediate_size = self.intermediate_size
+        if self.num_encoder_layers is None:
+            self.num_encoder_layers = self.num_hidden_layers
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // max(self.num_attention_heads, 1)
+            self.head_dim = self.qk_rope_head_dim or self.hidden_size // max(self.num_attention_heads, 1)
         if self.attention_out_bias is None:
             self.attention_out_bias = self.attention_bias
-        super().__post_init__(**kwargs)
-        if self.position_embedding == "none":
-            self.rope_parameters = None
+        if self.final_norm is None:
+            self.final_norm = self.norm_position != "post"
+        if self.classifier_pooling is None:
+            self.classifier_pooling = "first" if self.architecture == "encoder" else "last"
+        if self.classifier_bias is None:
+            self.classifier_bias = self.architecture == "encoder"
+        if self.architecture == "encoder-decoder":
+            self.is_encoder_decoder = True
+
+    def _derive_layers(self) -> None:
+        """Patterns are written out: the library's caches read `layer_types` layer by layer."""
+        layers = max(self.num_hidden_layers, 0)
+        if not self.layer_types:
+            self.layer_types = ["full_attention" if self.sliding_window is None else "sliding_attention"]
+        if not self.mlp_layer_types:
+            self.mlp_layer_types = ["sparse" if self.num_experts else "dense"]
+        self.layer_types = _repeat(self.layer_types, layers)
+        self.mlp_layer_types = _repeat(self.mlp_layer_types, layers)
+        dense = min(max(self.first_k_dense_replace, 0), layers)
+        self.mlp_layer_types = ["dense"] * dense + self.mlp_layer_types[dense:]
+
+    @property
+    def qk_head_dim(self) -> int | None:
+        """Width of a latent-attention key: tells the library that a cache cannot be sized from `head_dim`."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim if self.attention == "mla" else None
+
+    def rope_of(self, layer_type: str) -> dict[str, Any]:
+        """The rope parameters of a layer of that type."""
+        key = "sliding_attention" if "sliding" in layer_type else "full_attention"
+        return self.rope_parameters.get(key, self.rope_parameters)
 
     @classmethod
     def _refuse_unknown(cls, kwargs: Mapping[str, Any]) -> None:
@@ -172,14 +327,21 @@ class AnyformerConfig(PreTrainedConfig):
 
     def _refuse_contradictions(self, kwargs: Mapping[str, Any]) -> None:
         """Two names of one field with two values: the base class would drop one of them."""
-        aliases = {name: kwargs[name] for name in self.attribute_map if name in kwargs}
-        default = type(self).norm_eps
-        if aliases and self.norm_eps != default:
-            aliases["norm_eps"] = self.norm_eps
+        for target in set(self.attribute_map.values()):
+            aliases = {n: kwargs[n] for n, of in self.attribute_map.items() if of == target and n in kwargs}
+            if aliases and getattr(self, target) != getattr(type(self), target):
+                aliases[target] = getattr(self, target)
+            if len(set(aliases.values())) > 1:
+                raise TypeError(f"{aliases} are names of one field: give {target} alone")
+        if "is_encoder_decoder" in kwargs or self.is_encoder_decoder:
+            given = kwargs.get("is_encoder_decoder", self.is_encoder_decoder)
+            if given != (self.architecture == "encoder-decoder"):
+                raise TypeError(
+                    f"is_encoder_decoder={given!r} contradicts architecture={self.architecture!r}: give architecture "
+                    "alone"
+                )
         rope, scaling, theta = self.rope_parameters, kwargs.get("rope_scaling"), kwargs.get("rope_theta")
         thetas = [d["rope_theta"] for d in (rope, scaling) if isinstance(d, dict) and "rope_theta" in d]
-        if len(set(aliases.values())) > 1:
-            raise TypeError(f"{aliases} are names of one field: give norm_eps alone")
         if (rope and scaling and rope != scaling) or (theta is not None and any(t != theta for t in thetas)):
             raise TypeError(
                 f"rope_parameters={rope!r}, rope_scaling={scaling!r} and rope_theta={theta!r} contradict each other: "
@@ -205,107 +367,19 @@ class AnyformerConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """All impossible sizes and combinations, at once."""
-        problems = [*self._size_problems(), *self._choice_problems(), *self._probability_problems()]
+        problems = list(architecture_problems(self))
         if problems:
             raise ValueError("\n".join(problems))
 
     def validate_rope(self) -> None:
         """Every key of `rope_parameters`: the base class only warns about most of what it finds."""
         if self.position_embedding == "rope":
-            problems = list(self._rope_problems(self.rope_parameters or {}))
+            problems = list(rope_problems(self))
             if problems:
                 raise ValueError("\n".join(problems))
 
-    def _size_problems(self):
-        sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
-        sizes += ["num_key_value_heads", "head_dim", "max_position_embeddings"]
-        wrong = [n for n in sizes if getattr(self, n) < 1]
-        yield from (f"{n}={getattr(self, n)!r} must be a whole number of at least 1" for n in wrong)
-        if wrong:
-            return
-        if self.is_encoder_decoder:
-            yield "is_encoder_decoder=True: this is a decoder alone; leave it out"
-        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-        if heads % kv_heads:
-            divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-            yield f"num_key_value_heads={kv_heads} must divide num_attention_heads={heads}: one of {divisors}"
-        if self.hidden_size % heads and self.head_dim == self.hidden_size // heads:
-            yield (
-                f"hidden_size={self.hidden_size} is no multiple of num_attention_heads={heads}: "
-                "change one of them, or state head_dim"
-            )
-        if self.position_embedding == "rope" and self.head_dim % 2:
-            yield f"head_dim={self.head_dim} must be even: rotary embedding turns pairs of values"
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            value = getattr(self, name)
-            for token in value if isinstance(value, list) else [value]:
-                if token is not None and not 0 <= token < self.vocab_size:
-                    yield f"{name}={token} lies outside the vocabulary: 0 to {self.vocab_size - 1}, or null"
-
-    def _choice_problems(self):
-        for name, registry in CHOICES.items():
-            if (value := getattr(self, name)) not in registry:
-                near = difflib.get_close_matches(value, list(registry), n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                yield f"{name}={value!r} is not known; {hint}choices: {', '.join(registry)}"
-        if self.hidden_act not in ACT2FN:
-            near = difflib.get_close_matches(self.hidden_act, list(ACT2FN), n=3)
-            yield f"hidden_act={self.hidden_act!r} is not known; near: {', '.join(near) or ', '.join(ACT2FN)}"
-
-    def _probability_problems(self):
-        for name in ("attention_dropout", "hidden_dropout", "embedding_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                yield f"{name}={getattr(self, name)!r} must be a probability: at least 0 and below 1"
-        if not 0 < self.norm_eps < 1:
-            yield f"norm_eps={self.norm_eps!r} must lie between 0 and 1, as 1e-6 does"
-        if not 0 < self.initializer_range < 10:
-            yield f"initializer_range={self.initializer_range!r} must be a positive standard deviation, as 0.02 is"
-
-    def _rope_problems(self, rope: dict[str, Any]):
-        kind = rope.get("rope_type", "default")
-        if not isinstance(kind, str) or kind not in ROPE_KEYS:
-            yield f"rope_parameters.rope_type={kind!r} is not known; choices: {', '.join(ROPE_KEYS)}"
-            return
-        if rope.get("type", kind) != kind:
-            yield f"rope_parameters.type={rope['type']!r} contradicts rope_type={kind!r}: give rope_type alone"
-        if kind == "dynamic" and self.head_dim <= 2:
-            yield f"head_dim={self.head_dim} must exceed 2 for rope_type='dynamic'"
-        required, optional = ROPE_KEYS[kind]
-        known = required | optional | {"rope_type", "type", "rope_theta"}
-        for key in sorted(set(rope) - known):
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"keys of {kind!r}: {', '.join(sorted(known))}"
-            yield f"rope_parameters.{key}={rope[key]!r} is not used by rope_type={kind!r}; {hint}"
-        for key in sorted((required | {"rope_theta"}) - {k for k, v in rope.items() if v is not None}):
-            yield f"rope_parameters.{key} is missing: rope_type={kind!r} needs it"
-        yield from self._rope_value_problems(rope)
-
-    def _rope_value_problems(self, rope: dict[str, Any]):
-        def number(value: Any, low: float, above: bool = False) -> bool:
-            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-                return False
-            return value > low if above else value >= low
-
-        at_least = {"factor": 1, "high_freq_factor": 0, "mscale": 0, "mscale_all_dim": 0}
-        above = {"rope_theta": 1, "low_freq_factor": 0, "beta_fast": 0, "beta_slow": 0, "attention_factor": 0}
-        for key, value in rope.items():
-            if value is None:  # as if absent
-                continue
-            if key in at_least and not number(value, at_least[key]):
-                yield f"rope_parameters.{key}={value!r} must be a number of at least {at_least[key]}"
-            if key in above and not number(value, above[key], above=True):
-                yield f"rope_parameters.{key}={value!r} must be a number above {above[key]}"
-            if key == "original_max_position_embeddings" and (type(value) is not int or value < 1):
-                yield f"rope_parameters.{key}={value!r} must be a whole number of at least 1"
-            if key == "truncate" and not isinstance(value, bool):
-                yield f"rope_parameters.{key}={value!r} must be true or false"
-            if key in ("short_factor", "long_factor"):
-                size = self.head_dim // 2
-                if not isinstance(value, list) or len(value) != size or not all(number(v, 0, True) for v in value):
-                    yield f"rope_parameters.{key} must be a list of head_dim / 2 = {size} numbers above 0"
-        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-            if number(rope.get(low), 0) and number(rope.get(high), 0) and rope[low] >= rope[high]:
-                yield f"rope_parameters.{high}={rope[high]!r} must exceed {low}={rope[low]!r}"
+    def validate_layer_type(self) -> None:
+        """`validate_architecture` checks `layer_types`: the base class knows no "global_sliding_attention"."""
 
     def counts(self, sequence_length: int = 1) -> Counts:
         """Parameters by part, forward FLOPs of one sequence and cache bytes, from the config alone.
@@ -314,3 +388,8 @@ class AnyformerConfig(PreTrainedConfig):
             sequence_length: tokens of the sequence whose FLOPs are counted.
         """
         return count(self, sequence_length)
+
+
+def _repeat(pattern: list[str], layers: int) -> list[str]:
+    """The pattern over so many layers; one that is too long is left for validation to name."""
+    return list(pattern) if len(pattern) > layers else [pattern[i % len(pattern)] for i in range(layers)]

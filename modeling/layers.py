@@ -1,46 +1,174 @@
 """Transformer layers: how attention, feed-forward, norms and residuals are wired."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from .attention import CrossAttention
 from .configuration_anyformer import AnyformerConfig
+from .mlp import GatedMLP  # noqa: F401  registers the feed-forward blocks
+from .moe import SparseMLP
 from .norms import build_norm
 from .registry import ATTENTIONS, LAYERS, MLPS
 
+Block = Callable[[torch.Tensor], torch.Tensor]
+
 
 class AnyformerLayer(GradientCheckpointingLayer):
-    """The parts of every layer; a subclass wires them in `forward`."""
+    """Self-attention, cross-attention where there is an encoder, feed-forward; a subclass places the norms.
 
-    def __init__(self, config: AnyformerConfig, layer_idx: int) -> None:
+    Attributes:
+        norms: the names of the norms before and after attention, cross-attention and feed-forward.
+    """
+
+    norms: dict[str, tuple[str | None, str | None]]
+
+    def __init__(self, config: AnyformerConfig, layer_idx: int, causal: bool = True, crosses: bool = False) -> None:
         super().__init__()
-        self.self_attn = ATTENTIONS[config.attention](config, layer_idx)
-        self.mlp = MLPS[config.mlp](config)
-        self.input_layernorm = build_norm(config)
-        self.post_attention_layernorm = build_norm(config)
+        # An encoder may be deeper than the decoder that the patterns are written for.
+        place = layer_idx % config.num_hidden_layers
+        self.layer_type = config.layer_types[place]
+        self.rotates = config.no_rope_layers is None or bool(config.no_rope_layers[place])
+        self.residual_multiplier = config.residual_multiplier
+        self.self_attn = ATTENTIONS[config.attention](config, layer_idx, causal, self.layer_type)
+        self.cross_attn = CrossAttention(config, layer_idx) if crosses else None
+        sparse = config.mlp_layer_types[place] == "sparse"
+        self.mlp = SparseMLP(config) if sparse else MLPS[config.mlp](config)
+        for block, names in self.norms.items():
+            for name in names:
+                if name is not None and (block != "cross" or crosses):
+                    setattr(self, name, build_norm(config))
+        if layer_idx == 0 and not config.first_norm:
+            self.input_layernorm = nn.Identity()
         self.resid_dropout = nn.Dropout(config.hidden_dropout)
+
+    def _norm(self, block: str, after: bool, hidden_states: torch.Tensor) -> torch.Tensor:
+        name = self.norms[block][after]
+        return hidden_states if name is None else getattr(self, name)(hidden_states)
+
+    def _branch(self, output: torch.Tensor) -> torch.Tensor:
+        output = self.resid_dropout(output)
+        return output if self.residual_multiplier == 1 else output * self.residual_multiplier
+
+    def add(self, name: str, block: Block, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The residual stream with what a block adds: norms within the branch."""
+        output = self._norm(name, True, block(self._norm(name, False, hidden_states)))
+        return hidden_states + self._branch(output)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: dict[str, Any],
+        position_embeddings: dict[str, Any] | None = None,
+        position_bias: dict[str, torch.Tensor] | None = None,
+        cache: Cache | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        token_mask: torch.Tensor | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        """[batch, length, hidden_size] -> the same.
+
+        Args:
+            attention_mask, position_embeddings, position_bias: by layer type.
+            token_mask: [batch, length], true for real tokens: what routers count.
+        """
+        own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+
+        def attention(x: torch.Tensor) -> torch.Tensor:
+            return self.self_attn(
+                x,
+                position_embeddings=(position_embeddings or {}).get(self.layer_type) if self.rotates else None,
+                attention_mask=attention_mask[self.layer_type],
+                position_bias=(position_bias or {}).get(self.layer_type),
+                cache=own,
+                **kwargs,
+            )[0]
+
+        def cross(x: torch.Tensor) -> torch.Tensor:
+            return self.cross_attn(x, encoder_hidden_states, encoder_attention_mask, cache, **kwargs)[0]
+
+        def feed_forward(x: torch.Tensor) -> torch.Tensor:
+            return self.mlp(x, token_mask) if isinstance(self.mlp, SparseMLP) else self.mlp(x)
+
+        return self.wire(hidden_states, attention, cross if self.cross_attn is not None else None, feed_forward)
+
+    def wire(self, hidden_states: torch.Tensor, attention: Block, cross: Block | None, mlp: Block) -> torch.Tensor:
+        """One block after the other."""
+        hidden_states = self.add("attention", attention, hidden_states)
+        if cross is not None:
+            hidden_states = self.add("cross", cross, hidden_states)
+        return self.add("mlp", mlp, hidden_states)
 
 
 @LAYERS.register("pre")
 class PreNormLayer(AnyformerLayer):
     """x + attention(norm(x)), then x + mlp(norm(x)) (Xiong et al. 2020, arXiv:2002.04745, fig. 1b)."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        cache: Cache | None = None,
-        **kwargs,
-    ) -> torch.Tensor:
-        """[batch, length, hidden_size] -> [batch, length, hidden_size]."""
-        attention, _ = self.self_attn(
-            self.input_layernorm(hidden_states),
-            position_embeddings=position_embeddings,
-            attention_mask=attention_mask,
-            cache=cache,
-            **kwargs,
-        )
-        hidden_states = hidden_states + self.resid_dropout(attention)
-        return hidden_states + self.resid_dropout(self.mlp(self.post_attention_layernorm(hidden_states)))
+    norms = {  # noqa: RUF012
+        "attention": ("input_layernorm", None),
+        "cross": ("cross_attention_layernorm", None),
+        "mlp": ("post_attention_layernorm", None),
+    }
+
+
+@LAYERS.register("post")
+class PostNormLayer(AnyformerLayer):
+    """norm(x + attention(x)), then norm(x + mlp(x)) (Vaswani et al. 2017, arXiv:1706.03762, sec. 3.1; BERT)."""
+
+    norms = {  # noqa: RUF012
+        "attention": (None, "post_attention_layernorm"),
+        "cross": (None, "cross_attention_layernorm"),
+        "mlp": (None, "post_feedforward_layernorm"),
+    }
+
+    def add(self, name: str, block: Block, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self._norm(name, True, hidden_states + self._branch(block(hidden_states)))
+
+
+@LAYERS.register("sandwich")
+class SandwichNormLayer(AnyformerLayer):
+    """x + norm(attention(norm(x))), the same for the mlp (Ding et al. 2021, arXiv:2105.13290; Gemma 2)."""
+
+    norms = {  # noqa: RUF012
+        "attention": ("input_layernorm", "post_attention_layernorm"),
+        "cross": ("cross_attention_layernorm", "post_cross_attention_layernorm"),
+        "mlp": ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    }
+
+
+@LAYERS.register("branch")
+class BranchNormLayer(AnyformerLayer):
+    """x + norm(attention(x)), then x + norm(mlp(x)) (OLMo 2, arXiv:2501.00656, sec. 3.2)."""
+
+    norms = {  # noqa: RUF012
+        "attention": (None, "post_attention_layernorm"),
+        "cross": (None, "cross_attention_layernorm"),
+        "mlp": (None, "post_feedforward_layernorm"),
+    }
+
+
+@LAYERS.register("parallel")
+class ParallelLayer(AnyformerLayer):
+    """x + attention(norm(x)) + mlp(norm(x)) with one norm (GPT-J; PaLM, arXiv:2204.02311, sec. 2)."""
+
+    norms = {"attention": ("input_layernorm", None), "mlp": (None, None)}  # noqa: RUF012
+
+    def wire(self, hidden_states: torch.Tensor, attention: Block, cross: Block | None, mlp: Block) -> torch.Tensor:
+        normed = self.input_layernorm(hidden_states)
+        return hidden_states + self._branch(attention(normed)) + self._branch(mlp(normed))
+
+
+@LAYERS.register("parallel_dual")
+class DualParallelLayer(AnyformerLayer):
+    """x + attention(norm1(x)) + mlp(norm2(x)) (GPT-NeoX, arXiv:2204.06745, sec. 2.1)."""
+
+    norms = {"attention": ("input_layernorm", None), "mlp": ("post_attention_layernorm", None)}  # noqa: RUF012
+
+    def wire(self, hidden_states: torch.Tensor, attention: Block, cross: Block | None, mlp: Block) -> torch.Tensor:
+        attended = self._branch(attention(self.input_layernorm(hidden_states)))
+        return hidden_states + attended + self._branch(mlp(self.post_attention_layernorm(hidden_states)))

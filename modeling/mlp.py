@@ -1,5 +1,7 @@
 """Feed-forward blocks: [batch, length, hidden_size] -> [batch, length, hidden_size]."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
@@ -7,31 +9,57 @@ from transformers.activations import ACT2FN
 from .configuration_anyformer import AnyformerConfig
 from .registry import MLPS
 
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
 
 @MLPS.register("gated")
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU by `hidden_act` (Shazeer 2020, arXiv:2002.05202, eq. 6)."""
+    """down(act(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU by `hidden_act` (Shazeer 2020, arXiv:2002.05202, eq. 6).
 
-    def __init__(self, config: AnyformerConfig) -> None:
+    Args:
+        size: inner width; default `intermediate_size`.
+    """
+
+    has_gate = True
+
+    def __init__(self, config: AnyformerConfig, size: int | None = None) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        size = size or config.intermediate_size
+        if self.has_gate:
+            self.gate_proj = nn.Linear(config.hidden_size, size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(size, config.hidden_size, bias=config.mlp_bias)
         self.act_fn = ACT2FN[config.hidden_act]
+        self.act_dropout = nn.Dropout(config.activation_dropout)
+        self.limit = config.swiglu_limit
+
+    @staticmethod
+    def combine(gate: torch.Tensor, up: torch.Tensor, act_fn: Activation, limit: float) -> torch.Tensor:
+        """What goes into the down projection; experts use it too."""
+        return act_fn(gate) * up
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
+        inner = self.combine(self.gate_proj(hidden_states), self.up_proj(hidden_states), self.act_fn, self.limit)
+        return self.down_proj(self.act_dropout(inner))
+
+
+@MLPS.register("clamped")
+class ClampedMLP(GatedMLP):
+    """The gate of GPT-OSS (arXiv:2508.10925): act(min(gate, limit)) * (clip(up, limit) + 1), `swiglu_limit` the bound.
+
+    With `hidden_act` "quick_gelu", x * sigmoid(1.702 x), it is the published one.
+    """
+
+    @staticmethod
+    def combine(gate: torch.Tensor, up: torch.Tensor, act_fn: Activation, limit: float) -> torch.Tensor:
+        return act_fn(gate.clamp(max=limit)) * (up.clamp(-limit, limit) + 1)
 
 
 @MLPS.register("dense")
-class DenseMLP(nn.Module):
+class DenseMLP(GatedMLP):
     """down(act(up(x))): the feed-forward network of Vaswani et al. 2017 (arXiv:1706.03762, eq. 2)."""
 
-    def __init__(self, config: AnyformerConfig) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
-        self.act_fn = ACT2FN[config.hidden_act]
+    has_gate = False
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.up_proj(hidden_states)))
+        return self.down_proj(self.act_dropout(self.act_fn(self.up_proj(hidden_states))))

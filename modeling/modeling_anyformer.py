@@ -1,31 +1,35 @@
-"""The models: `AnyformerModel` and its heads."""
+"""The bodies: `AnyformerModel` for every shape. The heads stand in `heads.py`."""
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, DynamicCache
-from transformers.generation import GenerationMixin
-from transformers.masking_utils import create_causal_mask, packed_sequence_mask_function
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import PreTrainedModel, slice_logits_to_keep
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import BaseModelOutput, ModelOutput
+from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
-from transformers.utils.output_capturing import capture_outputs
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention import AnyformerAttention
+from .attention import AnyformerAttention, CrossAttention
+from .cache_layers import DynamicGlobalSlidingLayer  # noqa: F401  registers the cache layers
 from .configuration_anyformer import AnyformerConfig
 from .layers import AnyformerLayer
-from .losses import causal_lm_loss
-from .mlp import DenseMLP, GatedMLP  # noqa: F401  registers the feed-forward blocks
-from .norms import build_norm
-from .positions import RotaryPositions
+from .masks import attention_masks, key_and_query_positions, packed_documents, positions_of
+from .mla import LatentAttention  # noqa: F401  registers the attention
+from .moe import AnyformerExperts, AnyformerRouter  # experts: @use_experts_implementation (the library looks for this)
+from .norms import AnyformerNorm, build_norm
+from .outputs import AnyformerModelOutput
+from .positions import PositionEmbedding, RotaryTable
 from .registry import LAYERS, POSITION_EMBEDDINGS
 
 
 class AnyformerPreTrainedModel(PreTrainedModel):
-    """Loading, saving and initialisation, common to all heads."""
+    """Loading, saving, tying and initialisation, common to all classes."""
 
     config: AnyformerConfig
     config_class = AnyformerConfig
@@ -39,28 +43,78 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": AnyformerLayer,
         "attentions": AnyformerAttention,
+        "cross_attentions": CrossAttention,
+        "router_logits": OutputRecorder(AnyformerRouter, index=0),
     }
 
     def __init__(self, config: AnyformerConfig, *inputs: Any, **kwargs: Any) -> None:
         config.validate()  # fields may have been set since the config was constructed
+        # What a backend would ignore without a word, it must not be chosen for.
+        biased = config.position_embedding in ("alibi", "relative") or config.num_global_tokens > 0
+        changed = config.attention_sinks or config.attn_logit_softcapping is not None
+        object.__setattr__(self, "_supports_sdpa", not changed)
+        object.__setattr__(self, "_supports_flash_attn", not (biased or changed or config.attention == "mla"))
         super().__init__(config, *inputs, **kwargs)
         self._no_split_modules = [LAYERS[config.norm_position].__name__]
 
+    def post_init(self) -> None:
+        self._state_ranges()
+        super().post_init()
+
+    def _state_ranges(self) -> None:
+        """Write on every module the standard deviations that its part of the model starts with."""
+        config = self.config
+        ranges, scale = config.initializer_ranges or {}, 1.0
+        if config.initialization == "depth_scaled":
+            scale = 1 / math.sqrt(2 * config.num_hidden_layers)
+        for name, module in self.named_modules():
+            inside = f".{name}."
+            part = next((part for part, marks in _PARTS.items() if any(m in inside for m in marks)), "head")
+            module._initial_std = ranges.get(part, config.initializer_range)
+            module._initial_scale = scale if name.endswith(("o_proj", "down_proj", ".experts")) else 1.0
+            module._by_fan_in = config.initialization == "fan_in" and part not in ranges
+
+    def _std(self, module: nn.Module, inputs: int) -> float:
+        return inputs**-0.5 if module._by_fan_in else module._initial_std
+
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, RotaryPositions):
+        if isinstance(module, nn.Linear):
+            init.normal_(module.weight, mean=0.0, std=self._std(module, module.in_features) * module._initial_scale)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=module._initial_std)
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, AnyformerNorm):
+            module.reset()
+        elif isinstance(module, AnyformerRouter):
+            module.reset(self._std(module, self.config.hidden_size))
+        elif isinstance(module, AnyformerExperts):
+            down = self._std(module, self.config.moe_intermediate_size) * module._initial_scale
+            module.reset(self._std(module, self.config.hidden_size), down)
+        elif isinstance(module, PositionEmbedding):
+            module.reset(module._initial_std)
+        elif isinstance(module, RotaryTable):
             module.reset_buffers()
+        elif isinstance(module, AnyformerAttention) and module.sinks is not None:
+            init.zeros_(module.sinks)
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any):
         """As the base class, but a weight that the checkpoint lacks is an error, never a random tensor.
 
+        A classifier that is put on a checkpoint without one is the exception: `new_head=True` allows it.
+
         Raises:
             ValueError: names the absent weights; for an absent head also the flag `tie_word_embeddings`.
         """
+        new_head = kwargs.pop("new_head", False)
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
         missing = sorted(info["missing_keys"])
+        if new_head:
+            missing = [name for name in missing if name.startswith("model.")]
         if missing:
             shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             hint = ""
@@ -69,6 +123,8 @@ class AnyformerPreTrainedModel(PreTrainedModel):
                     f" config.tie_word_embeddings is {model.config.tie_word_embeddings}: set it to true if the head "
                     "shares the input embedding."
                 )
+            elif not any(name.startswith("model.") for name in missing):
+                hint = " Pass new_head=True to start with a random head."
             raise ValueError(f"The checkpoint has no weights for {shown}.{hint}")
         if model.config.tie_word_embeddings:
             model._untie_if_head_differs()
@@ -80,20 +136,89 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         if head is not None and head.weight is not embedding.weight:
             self.config.tie_word_embeddings = False
 
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Repeated weight -> the one it repeats: the head where `tie_word_embeddings`, the encoder's embedding where
+        `share_embeddings`. The base class knows the first flag alone."""
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        body = self.base_model
+        prefix = "" if body is self else f"{self.base_model_prefix}."
+        embedding, tied = f"{prefix}embed_tokens.weight", {}
+        if self.config.tie_word_embeddings and self.get_output_embeddings() is not None:
+            tied["lm_head.weight"] = embedding
+        if self.config.share_embeddings and getattr(body, "encoder", None) is not None:
+            tied[f"{prefix}encoder.embed_tokens.weight"] = embedding
+        return tied
 
-class AnyformerModel(AnyformerPreTrainedModel):
-    """The decoder without a head."""
+    def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """The encoder of an encoder-decoder, which `generate` runs once."""
+        return getattr(self.base_model, "encoder", None) or self
 
-    def __init__(self, config: AnyformerConfig) -> None:
+    def update_router_biases(self) -> None:
+        """Move the routers' choosing biases towards an even load; to be called after each optimiser step."""
+        for module in self.modules():
+            if isinstance(module, AnyformerRouter) and module.e_score_correction_bias is not None:
+                module.update_bias()
+
+
+_PARTS = {
+    "router": (".router.",),
+    "attention": (".self_attn.", ".cross_attn."),
+    "mlp": (".mlp.",),
+    "embeddings": (".embed_tokens.", ".token_type_embeddings.", ".positions."),
+}
+
+
+class AnyformerStack(AnyformerPreTrainedModel):
+    """Embeddings, layers and final norm of a decoder or an encoder.
+
+    Args:
+        layers: how many.
+        causal: tokens see only those before them.
+        crosses: the layers look at an encoder's output too.
+    """
+
+    def __init__(self, config: AnyformerConfig, layers: int, causal: bool, crosses: bool = False) -> None:
         super().__init__(config)
+        self.causal = causal
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.token_type_embeddings = None
+        if config.type_vocab_size:
+            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.positions = POSITION_EMBEDDINGS[config.position_embedding](config, causal)
+        self.embed_norm = build_norm(config) if config.embedding_norm else nn.Identity()
         self.embed_dropout = nn.Dropout(config.embedding_dropout)
-        self.rotary_emb = POSITION_EMBEDDINGS[config.position_embedding](config)
         layer = LAYERS[config.norm_position]
-        self.layers = nn.ModuleList(layer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = build_norm(config)
+        self.layers = nn.ModuleList(layer(config, i, causal, crosses) for i in range(layers))
+        self.norm = build_norm(config) if config.final_norm else nn.Identity()
         self.gradient_checkpointing = False
-        self.post_init()
+
+    def embed(
+        self, input_ids: Any, inputs_embeds: Any, token_type_ids: Any, position_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Token embeddings [batch, length, hidden_size] with everything that is added to them."""
+        hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.config.embedding_multiplier != 1:
+            # Rounded as a weight of this type would be, which is what checkpoints were trained with.
+            hidden_states = hidden_states * torch.tensor(self.config.embedding_multiplier, dtype=hidden_states.dtype)
+        hidden_states = self.positions.embed(hidden_states, position_ids)
+        if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
+            hidden_states = hidden_states + self.token_type_embeddings(token_type_ids)
+        return self.embed_dropout(self.embed_norm(hidden_states))
+
+    def position_biases(self, length: int, cache: Cache | None, device: torch.device) -> dict[str, torch.Tensor]:
+        """What positions add to the scores, by layer type; empty for most kinds."""
+        biases: dict[str, torch.Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            if layer.layer_type not in biases:
+                queries, keys = key_and_query_positions(index, length, cache, device)
+                bias = self.positions.bias(queries, keys)
+                if bias is None:
+                    break
+                biases[layer.layer_type] = bias
+        return biases
 
     @merge_with_config_defaults
     @capture_outputs
@@ -104,86 +229,77 @@ class AnyformerModel(AnyformerPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
-        """Run the decoder.
-
-        Args:
-            input_ids: [batch, length]; or `inputs_embeds`: [batch, length, hidden_size].
-            attention_mask: [batch, past + length], 1 for real tokens; a 4-D mask, or a dict of them by layer type,
-                is taken as it is. Padding may stand on either side.
-            position_ids: [batch, length]; default: counted over the real tokens of `attention_mask`. Positions that
-                start again mark packed documents, which do not see each other.
-            cache, past_key_values: the key/value cache, under its new or its old name.
-
-        Returns:
-            `last_hidden_state` [batch, length, hidden_size] and `cache` (also `past_key_values`).
-        """
-        cache = _one_cache(cache, past_key_values)
+    ) -> AnyformerModelOutput:
+        """See `AnyformerModel.forward`; `encoder_hidden_states` [batch, source, hidden_size] are what is looked at."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Pass exactly one of input_ids and inputs_embeds")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, hidden_size]
-
+        shaped = input_ids[..., None] if inputs_embeds is None else inputs_embeds
         if position_ids is None and not {"cu_seq_lens_q", "seq_idx"}.isdisjoint(kwargs):
             raise ValueError(
                 "cu_seq_lens_q or seq_idx tell of packed documents: pass position_ids that start again with each"
             )
-        packed = _packed_documents(position_ids, attention_mask, inputs_embeds)
+        packed = packed_documents(position_ids, attention_mask, shaped)
         if cache is not None:
             # The paged cache, which alone comes with cu_seq_lens_q, keeps documents apart by itself.
             if packed is not None and not is_tracing(packed) and "cu_seq_lens_q" not in kwargs:
                 raise ValueError("Packed documents (position_ids that start again) cannot follow a cache: drop one")
             packed = None
         # While tracing, `packed` may be one document: it says nothing about whether a cache is of use.
-        if use_cache and cache is None and (packed is None or is_tracing(packed)):
-            cache = DynamicCache(config=self.config)
+        if self.causal and use_cache and cache is None and (packed is None or is_tracing(packed)):
+            cache = self.new_cache(encoder_hidden_states is not None)
         if position_ids is None:
             past = cache.get_seq_length() if cache is not None else 0
-            position_ids = _positions(attention_mask, past, inputs_embeds)
+            position_ids = positions_of(attention_mask, past, shaped)
 
-        if isinstance(attention_mask, dict):
-            mask = attention_mask["full_attention"]
-        else:
-            mask = create_causal_mask(
+        hidden_states = self.embed(input_ids, inputs_embeds, token_type_ids, position_ids)
+        masks = attention_mask
+        if not isinstance(masks, dict):
+            types = {layer.layer_type for layer in self.layers}
+            masks = attention_masks(self.config, types, hidden_states, attention_mask, cache, packed, self.causal)
+        if encoder_hidden_states is not None:
+            encoder_attention_mask = create_bidirectional_mask(
                 config=self.config,
-                inputs_embeds=inputs_embeds,
-                attention_mask=attention_mask,
-                cache=cache,
-                position_ids=None if packed is not None else position_ids,
-                and_mask_function=None if packed is None else packed_sequence_mask_function(packed),
+                inputs_embeds=hidden_states,
+                attention_mask=encoder_attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
             )
-
-        hidden_states = self.embed_dropout(inputs_embeds)
-        position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
-        for layer in self.layers[: self.config.num_hidden_layers]:
+        rotations = self.positions.rotations(hidden_states, position_ids)
+        biases = self.position_biases(hidden_states.shape[1], cache, hidden_states.device)
+        for layer in self.layers[: len(self.layers)]:
             hidden_states = layer(
                 hidden_states,
-                attention_mask=mask,
-                position_embeddings=position_embeddings,
+                attention_mask=masks,
+                position_embeddings=rotations,
+                position_bias=biases,
                 position_ids=position_ids,
                 cache=cache,
                 use_cache=use_cache,
+                encoder_hidden_states=encoder_hidden_states,
+                encoder_attention_mask=encoder_attention_mask,
+                token_mask=_token_mask(attention_mask, hidden_states),
                 **kwargs,
             )
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), cache=cache)
+        return AnyformerModelOutput(last_hidden_state=self.norm(hidden_states), cache=cache)
+
+    def new_cache(self, crosses: bool) -> Cache:
+        """An empty cache; the encoder's keys and values are kept whole whatever window the decoder has."""
+        own = DynamicCache(config=self.config)
+        return EncoderDecoderCache(own, DynamicCache()) if crosses else own
 
 
-class AnyformerForCausalLM(AnyformerPreTrainedModel, GenerationMixin):
-    """The decoder with a language-model head."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # type: ignore[dict-item]  # noqa: RUF012
-    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
+class AnyformerModel(AnyformerStack):
+    """The body without a head: decoder, encoder, or encoder and decoder."""
 
     def __init__(self, config: AnyformerConfig) -> None:
-        super().__init__(config)
-        self.model = AnyformerModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
-        self.loss_function = causal_lm_loss
+        both = config.architecture == "encoder-decoder"
+        super().__init__(config, config.num_hidden_layers, causal=config.architecture != "encoder", crosses=both)
+        self.encoder = AnyformerStack(config, config.num_encoder_layers, causal=False) if both else None
+        self.pooler = Pooler(config) if config.pooler else None
         self.post_init()
 
     @can_return_tuple
@@ -194,92 +310,128 @@ class AnyformerForCausalLM(AnyformerPreTrainedModel, GenerationMixin):
         position_ids: torch.Tensor | None = None,
         cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        decoder_position_ids: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
         past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """As `AnyformerModel.forward`, and:
+    ) -> AnyformerModelOutput:
+        """Run the body.
 
         Args:
-            labels: [batch, length], -100 where nothing is to be learned; shifted here.
-            logits_to_keep: positions whose logits are wanted: 0 for all, n for the last n, or indices.
+            input_ids: [batch, length]; or `inputs_embeds`: [batch, length, hidden_size].
+            attention_mask: [batch, past + length], 1 for real tokens; a 4-D mask, or a dict of them by layer type,
+                is taken as it is. Padding may stand on either side.
+            position_ids: [batch, length]; default: counted over the real tokens of `attention_mask`. Positions that
+                start again mark packed documents, which do not see each other.
+            token_type_ids: [batch, length], where the config has token types; default 0.
+            decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds, decoder_position_ids: the same for the
+                decoder of an encoder-decoder, whose encoder reads the arguments above.
+            encoder_outputs: what the encoder gave, to be used instead of running it.
+            cache, past_key_values: the key/value cache, under its new or its old name.
 
         Returns:
-            `logits` [batch, kept, vocab_size], `cache`, and with labels `loss`, divided by `num_items_in_batch`
-            where the trainer passes it.
+            `last_hidden_state` [batch, length, hidden_size] (the decoder's, where there are both), `cache` (also
+            `past_key_values`), `pooler_output` [batch, hidden_size] with a pooler.
         """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=_one_cache(cache, past_key_values),
-            inputs_embeds=inputs_embeds,
+        cache = one_cache(cache, past_key_values)
+        if self.encoder is None:
+            kwargs = {k: v for k, v in kwargs.items() if v is not None}
+            outputs = super().forward(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                cache=cache,
+                inputs_embeds=inputs_embeds,
+                token_type_ids=token_type_ids,
+                use_cache=use_cache,
+                **kwargs,
+            )
+            if self.pooler is not None:
+                outputs["pooler_output"] = self.pooler(outputs.last_hidden_state, attention_mask)
+            return outputs
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                inputs_embeds=inputs_embeds,
+                **kwargs,
+            )
+        encoded = encoder_outputs[0]  # [batch, source, hidden_size]
+        outputs = super().forward(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            position_ids=decoder_position_ids,
+            cache=cache,
+            inputs_embeds=decoder_inputs_embeds,
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=attention_mask,
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None or kwargs.get("shift_labels") is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            cache=outputs.cache,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-    def prepare_inputs_for_generation(
-        self, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """As the base class, with the cache under the name that PEFT's prompt learning still reads.
-
-        `inputs_embeds` stands in the signature because `generate` looks for it there.
-        """
-        inputs = super().prepare_inputs_for_generation(*args, inputs_embeds=inputs_embeds, **kwargs)
-        if "cache" in inputs:
-            inputs["past_key_values"] = inputs.pop("cache")
-        return inputs
+        return _with_encoder(outputs, encoder_outputs)
 
 
-def _one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+class Pooler(nn.Module):
+    """tanh(W x) of the first real token (BERT, arXiv:1810.04805, sec. 3.1)."""
+
+    def __init__(self, config: AnyformerConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
+        """[batch, length, hidden_size] -> [batch, hidden_size]."""
+        return torch.tanh(self.dense(pool(hidden_states, attention_mask, "first")))
+
+
+def pool(hidden_states: torch.Tensor, attention_mask: Any, which: str) -> torch.Tensor:
+    """The first or last real token's state, or the mean of all real ones: [batch, length, size] -> [batch, size]."""
+    batch, length = hidden_states.shape[:2]
+    mask = _token_mask(attention_mask, hidden_states)
+    if mask is None:
+        mask = torch.ones(batch, length, dtype=torch.bool, device=hidden_states.device)
+    if which == "mean":
+        weight = mask.to(hidden_states.dtype)[..., None]
+        return (hidden_states * weight).sum(1) / weight.sum(1).clamp(min=1)
+    index = torch.arange(length, device=mask.device)
+    # A row without a real token gives its outermost state: finite, and nothing is learned from it.
+    at = (index * mask).argmax(-1) if which == "last" else mask.long().argmax(-1)
+    return hidden_states[torch.arange(batch, device=at.device), at]
+
+
+def one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+    """The cache under its new or its old name.
+
+    Raises:
+        ValueError: both are given and differ.
+    """
     if cache is not None and past_key_values is not None and cache is not past_key_values:
         raise ValueError("cache and past_key_values name the same argument: pass one of them")
     return past_key_values if cache is None else cache
 
 
-def _positions(attention_mask: Any, past: int, inputs_embeds: torch.Tensor) -> torch.Tensor:
-    """Positions [batch or 1, length] of the new tokens, counted over the real ones where a 2-D mask tells."""
-    length = inputs_embeds.shape[1]
+def _token_mask(attention_mask: Any, hidden_states: torch.Tensor) -> torch.Tensor | None:
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
-        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-    return torch.arange(past, past + length, device=inputs_embeds.device).unsqueeze(0)
+        return attention_mask[:, -hidden_states.shape[1] :].to(hidden_states.device).bool()
+    return None
 
 
-def _packed_documents(
-    position_ids: torch.Tensor | None, attention_mask: Any, inputs_embeds: torch.Tensor
-) -> torch.Tensor | None:
-    """The document number [batch, length] of each token, or None where no row holds more than one document.
-
-    The library sees packing only without a mask and without a cache, and lets documents see each other otherwise.
-    While tracing, where nothing may depend on values, the numbers always come.
-    """
-    batch, length = inputs_embeds.shape[:2]
-    if position_ids is None or position_ids.dim() != 2 or length == 1:
-        return None
-    position_ids = position_ids.expand(batch, -1)
-    starts = position_ids.diff(dim=-1) != 1  # [batch, length - 1]: token i + 1 starts a document
-    if attention_mask is not None:
-        if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
-            return None
-        real = attention_mask[:, -length:].bool()
-        index = torch.arange(length, device=real.device).expand_as(real)
-        last = index.masked_fill(~real, 0).cummax(dim=-1).values[:, :-1]  # the real token before each
-        # Across padding, positions may jump ahead within a document, but never back.
-        restarts = (position_ids[:, 1:] <= position_ids.gather(-1, last)) & (real.cumsum(dim=-1)[:, :-1] > 0)
-        starts = torch.where(real[:, :-1], starts, restarts) & real[:, 1:]
-    if not is_tracing(starts) and not starts.any():
-        return None
-    return nn.functional.pad(starts.cumsum(dim=-1), (1, 0))
+def _with_encoder(outputs: AnyformerModelOutput, encoder_outputs: Any) -> AnyformerModelOutput:
+    """The decoder's outputs under the names of an encoder-decoder, and the encoder's beside them."""
+    encoder = encoder_outputs if isinstance(encoder_outputs, ModelOutput) else BaseModelOutput(*encoder_outputs)
+    return AnyformerModelOutput(
+        last_hidden_state=outputs.last_hidden_state,
+        cache=outputs.cache,
+        decoder_hidden_states=outputs.hidden_states,
+        decoder_attentions=outputs.attentions,
+        cross_attentions=outputs.cross_attentions,
+        encoder_last_hidden_state=encoder.last_hidden_state,
+        encoder_hidden_states=encoder.hidden_states,
+        encoder_attentions=encoder.attentions,
+        router_logits=(*(getattr(encoder, "router_logits", None) or ()), *(outputs.router_logits or ())) or None,
+    )

@@ -2,37 +2,117 @@
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
 from .configuration_anyformer import AnyformerConfig
 from .registry import NORMS
 
 
-@NORMS.register("rmsnorm")
-class AnyformerRMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4), computed in fp32."""
+class AnyformerNorm(nn.Module):
+    """What the norms have in common.
 
-    def __init__(self, size: int, eps: float) -> None:
+    Args:
+        size: of the last dimension, or (heads, head_dim) for a weight of its own for each head.
+        eps: added to the variance.
+
+    Attributes:
+        initial_weight: the weight at which the norm only normalises.
+    """
+
+    initial_weight = 1.0
+    has_weight = True
+    has_bias = False
+
+    def __init__(self, size: int | tuple[int, ...], eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.size, self.eps = size, eps
+        self.weight = nn.Parameter(torch.full(_shape(size), self.initial_weight)) if self.has_weight else None
+        self.bias = nn.Parameter(torch.zeros(_shape(size))) if self.has_bias else None
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        x = hidden_states.float()
-        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * x.to(hidden_states.dtype)
+    def reset(self) -> None:
+        """The initial weights, left alone where they were loaded."""
+        if self.weight is not None:
+            init.constant_(self.weight, self.initial_weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
-        return f"{tuple(self.weight.shape)}, eps={self.eps}"
+        return f"{self.size}, eps={self.eps}"
+
+
+def _shape(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (size,) if isinstance(size, int) else size
+
+
+def _rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+@NORMS.register("rmsnorm")
+class AnyformerRMSNorm(AnyformerNorm):
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4), computed in fp32."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.weight * _rms(hidden_states.float(), self.eps).to(hidden_states.dtype)
+
+
+@NORMS.register("rmsnorm_offset")
+class OffsetRMSNorm(AnyformerNorm):
+    """RMSNorm times 1 + weight, rounded last (Gemma, arXiv:2403.08295)."""
+
+    initial_weight = 0.0
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return (_rms(hidden_states.float(), self.eps) * (1.0 + self.weight.float())).to(hidden_states.dtype)
+
+
+@NORMS.register("rmsnorm_plain")
+class PlainRMSNorm(AnyformerNorm):
+    """RMSNorm without a weight."""
+
+    has_weight = False
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return _rms(hidden_states.float(), self.eps).to(hidden_states.dtype)
 
 
 @NORMS.register("layernorm")
-class AnyformerLayerNorm(nn.LayerNorm):
+class AnyformerLayerNorm(AnyformerNorm):
     """(x - mean) / sqrt(var + eps) * weight + bias (Ba et al. 2016, arXiv:1607.06450)."""
 
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__(size, eps=eps)
+    has_bias = True
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        weight = None if self.weight is None else self.weight + (1.0 - self.initial_weight)
+        size = hidden_states.shape[-1:]
+        if weight is None or weight.dim() == 1:
+            return nn.functional.layer_norm(hidden_states, size, weight, self.bias, self.eps)
+        normed = nn.functional.layer_norm(hidden_states, size, None, None, self.eps) * weight
+        return normed if self.bias is None else normed + self.bias
 
 
-def build_norm(config: AnyformerConfig, size: int | None = None) -> nn.Module:
+@NORMS.register("layernorm_nobias")
+class UnbiasedLayerNorm(AnyformerLayerNorm):
+    """LayerNorm without a bias (MPT, Cohere)."""
+
+    has_bias = False
+
+
+@NORMS.register("layernorm_offset")
+class OffsetLayerNorm(AnyformerLayerNorm):
+    """LayerNorm times 1 + weight (Nemotron, arXiv:2402.16819)."""
+
+    initial_weight = 0.0
+
+
+@NORMS.register("layernorm_plain")
+class PlainLayerNorm(AnyformerLayerNorm):
+    """LayerNorm without weight and bias (OLMo, arXiv:2402.00838)."""
+
+    has_weight = False
+    has_bias = False
+
+
+def build_norm(config: AnyformerConfig, size: int | tuple[int, ...] | None = None) -> nn.Module:
     """The norm that `config.norm` names, over `size` values (default: `hidden_size`)."""
     return NORMS[config.norm](size or config.hidden_size, config.norm_eps)

@@ -1,8 +1,10 @@
-"""Position embeddings.
+"""Position embeddings: what is added to the embeddings, rotated in queries and keys, or added to the scores.
 
-Each class answers `forward(hidden_states, position_ids)` with what the attention of every layer needs: for RoPE
-the pair (cos, sin), for none None.
+Every kind is a `PositionEmbedding`; each overrides the one method in which it acts.
 """
+
+import copy
+import math
 
 import torch
 from torch import nn
@@ -11,31 +13,159 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_u
 
 from .configuration_anyformer import AnyformerConfig
 from .registry import POSITION_EMBEDDINGS
+from .validation import rotary_dim
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 @POSITION_EMBEDDINGS.register("none")
-class NoPositionEmbedding(nn.Module):
-    """Order known from the causal mask alone (Kazemnejad et al. 2023, arXiv:2305.19466)."""
+class PositionEmbedding(nn.Module):
+    """No positions: order is known from the causal mask alone (Kazemnejad et al. 2023, arXiv:2305.19466).
 
-    def __init__(self, config: AnyformerConfig) -> None:
+    Args:
+        causal: queries look back only.
+    """
+
+    def __init__(self, config: AnyformerConfig, causal: bool = True) -> None:
         super().__init__()
+        self.config, self.causal = config, causal
 
-    def forward(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> None:
+    def reset(self, std: float) -> None:
+        """Fill weights and buffers from the config; a load leaves buffers as uninitialised memory."""
+
+    def embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """[batch, length, hidden_size] -> the same; `position_ids` [batch or 1, length]."""
+        return inputs_embeds
+
+    def rotations(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> dict[str, Rotation]:
+        """cos and sin, each [batch or 1, length, rotary_dim], by layer type; empty where nothing is rotated."""
+        return {}
+
+    def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor | None:
+        """What is added to the scores, [1, heads, queries, keys], for positions [queries] and [keys]."""
         return None
 
 
+@POSITION_EMBEDDINGS.register("learned")
+class LearnedPositions(PositionEmbedding):
+    """A trained vector a position (Gehring et al. 2017, arXiv:1705.03122; BERT, GPT-2)."""
+
+    def __init__(self, config: AnyformerConfig, causal: bool = True) -> None:
+        super().__init__(config, causal)
+        rows = config.max_position_embeddings + config.position_offset
+        self.weight = nn.Parameter(torch.empty(rows, config.hidden_size))
+
+    def reset(self, std: float) -> None:
+        init.normal_(self.weight, mean=0.0, std=std)
+
+    def embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        rows = position_ids + self.config.position_offset
+        # An index beyond the table is an error of the device on GPUs, after which nothing works: said here on CPUs,
+        # where looking costs nothing.
+        if rows.device.type == "cpu" and not torch.compiler.is_compiling() and rows.max() >= len(self.weight):
+            raise ValueError(
+                f"position {position_ids.max().item()} lies beyond max_position_embeddings="
+                f"{self.config.max_position_embeddings}: learned positions end there. Shorten the text"
+            )
+        return inputs_embeds + nn.functional.embedding(rows, self.weight)
+
+
+@POSITION_EMBEDDINGS.register("sinusoidal")
+class SinusoidalPositions(PositionEmbedding):
+    """Sines and cosines of geometric wavelengths (Vaswani et al. 2017, arXiv:1706.03762, sec. 3.5).
+
+    `position_layout` "interleaved" is the paper's, "half" puts all sines first (tensor2tensor, Marian).
+    """
+
+    def embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        size = inputs_embeds.shape[-1]
+        precise = torch.float32 if inputs_embeds.device.type == "mps" else torch.float64
+        exponent = torch.arange(0, size, 2, device=inputs_embeds.device, dtype=precise) / size
+        phase = position_ids[..., None].to(precise) * 10000.0**-exponent  # [batch, length, size / 2]
+        pair = (phase.sin(), phase.cos())
+        table = torch.cat(pair, -1) if self.config.position_layout == "half" else torch.stack(pair, -1).flatten(-2)
+        return inputs_embeds + table.to(inputs_embeds.dtype)
+
+
+@POSITION_EMBEDDINGS.register("alibi")
+class AlibiPositions(PositionEmbedding):
+    """-slope * distance added to the scores, a slope a head (Press et al. 2022, arXiv:2108.12409)."""
+
+    def slopes(self) -> list[float]:
+        """2^(-8/heads), 2^(-16/heads), ...; for other counts than powers of two the paper's interpolation."""
+        heads, last = self.config.num_attention_heads, self.config.alibi_bias_max
+        power = 2 ** math.floor(math.log2(heads))
+        slopes = [2.0 ** (-last * i / power) for i in range(1, power + 1)]
+        return slopes + [2.0 ** (-last * i / (2 * power)) for i in range(1, 2 * (heads - power), 2)]
+
+    def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
+        slopes = torch.tensor(self.slopes(), device=key_positions.device)
+        distance = (query_positions[:, None] - key_positions[None, :]).abs().float()  # [queries, keys]
+        return -slopes[None, :, None, None] * distance
+
+
+@POSITION_EMBEDDINGS.register("relative")
+class RelativePositions(PositionEmbedding):
+    """A learned bias a bucket of distances and a head, shared by all layers (T5, arXiv:1910.10683, sec. 2.1)."""
+
+    def __init__(self, config: AnyformerConfig, causal: bool = True) -> None:
+        super().__init__(config, causal)
+        self.relative_attention_bias = nn.Embedding(
+            config.relative_attention_num_buckets, config.num_attention_heads
+        )
+
+    def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
+        buckets = self.buckets(key_positions[None, :] - query_positions[:, None])  # [queries, keys]
+        return self.relative_attention_bias(buckets).permute(2, 0, 1).unsqueeze(0)
+
+    def buckets(self, relative: torch.Tensor) -> torch.Tensor:
+        """Bucket of each relative position (key minus query): exact when near, logarithmic when far."""
+        count, farthest = self.config.relative_attention_num_buckets, self.config.relative_attention_max_distance
+        offset = torch.zeros_like(relative)
+        if self.causal:
+            distance = (-relative).clamp(min=0)
+        else:
+            count //= 2
+            offset = (relative > 0).long() * count
+            distance = relative.abs()
+        exact = count // 2
+        far = exact + (
+            torch.log(distance.clamp(min=1).float() / exact) / math.log(farthest / exact) * (count - exact)
+        ).long()
+        return offset + torch.where(distance < exact, distance, far.clamp(max=count - 1))
+
+
 @POSITION_EMBEDDINGS.register("rope")
-class RotaryPositions(nn.Module):
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) with the library's scalings.
+class RotaryPositions(PositionEmbedding):
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), one table for each set of rope parameters."""
+
+    def __init__(self, config: AnyformerConfig, causal: bool = True) -> None:
+        super().__init__(config, causal)
+        types = sorted(set(config.layer_types))
+        nested = config.rope_of(types[0]) is not config.rope_parameters
+        keys = {t: ("sliding_attention" if "sliding" in t else "full_attention") if nested else "all" for t in types}
+        self.table_of = keys
+        self.tables = nn.ModuleDict({key: RotaryTable(config, config.rope_of(t)) for t, key in keys.items()})
+
+    def rotations(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> dict[str, Rotation]:
+        made = {key: table(hidden_states, position_ids) for key, table in self.tables.items()}
+        return {layer_type: made[key] for layer_type, key in self.table_of.items()}
+
+
+class RotaryTable(nn.Module):
+    """Frequencies of one set of rope parameters, with the library's scalings.
 
     The frequencies stay in fp32 whatever the model is cast to: in bf16 the phase at position 8,000 would be off
     by tens of radians.
     """
 
-    def __init__(self, config: AnyformerConfig) -> None:
+    def __init__(self, config: AnyformerConfig, rope: dict) -> None:
         super().__init__()
-        self.config = config
-        self.rope_type = config.rope_parameters["rope_type"]
+        # The library's functions read the parameters, and head_dim, from a config.
+        self.config = copy.copy(config)
+        self.config.__dict__["rope_parameters"] = rope
+        self.interleaved = config.position_layout == "interleaved"
+        self.rope_type = rope["rope_type"]
         self.max_seq_len_cached = config.max_position_embeddings
         self.original_max_seq_len = config.max_position_embeddings
         inv_freq, self.attention_scaling = self.frequencies()
@@ -44,10 +174,11 @@ class RotaryPositions(nn.Module):
 
     def frequencies(self, device: torch.device | None = None) -> tuple[torch.Tensor, float]:
         """The inverse frequencies [rotary_dim / 2] in fp32 and the factor on cos and sin, from the config alone."""
+        rope = self.config.rope_parameters
         if self.rope_type == "default":
-            dim = self.config.head_dim
+            dim = rotary_dim(self.config, rope)
             exponent = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
-            return 1.0 / self.config.rope_parameters["rope_theta"] ** exponent, 1.0
+            return 1.0 / rope["rope_theta"] ** exponent, 1.0
         inv_freq, scaling = ROPE_INIT_FUNCTIONS[self.rope_type](self.config, device)
         return inv_freq.float(), scaling
 
@@ -69,23 +200,29 @@ class RotaryPositions(nn.Module):
 
     @torch.no_grad()
     @dynamic_rope_update
-    def forward(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, each [batch, length, head_dim], in the dtype of `hidden_states`."""
+    def forward(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> Rotation:
+        """cos and sin, each [batch, length, rotary_dim], in the dtype of `hidden_states`."""
         with torch.autocast(hidden_states.device.type, enabled=False):
-            phase = position_ids[..., None].float() * self.inv_freq  # [batch, length, head_dim / 2]
-            phase = torch.cat((phase, phase), dim=-1)
+            phase = position_ids[..., None].float() * self.inv_freq  # [batch, length, rotary_dim / 2]
+            phase = phase.repeat_interleave(2, dim=-1) if self.interleaved else torch.cat((phase, phase), dim=-1)
             cos, sin = phase.cos() * self.attention_scaling, phase.sin() * self.attention_scaling
         return cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
 
 
-def rotate_half(x: torch.Tensor) -> torch.Tensor:
+def _quarter_turn(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Each pair (a, b) as (-b, a)."""
+    if interleaved:
+        return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)
 
 
 def apply_rotary(
-    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate query and key [batch, heads, length, head_dim] by the phases [batch, length, head_dim]."""
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+) -> torch.Tensor:
+    """Rotate the first values of each head of x [batch, heads, length, head_dim] by phases [batch, length, rotary_dim]."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return query * cos + rotate_half(query) * sin, key * cos + rotate_half(key) * sin
+    size = cos.shape[-1]
+    turned = x[..., :size]
+    turned = turned * cos + _quarter_turn(turned, interleaved) * sin
+    return turned if size == x.shape[-1] else torch.cat((turned, x[..., size:]), dim=-1)

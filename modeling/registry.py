@@ -56,10 +56,34 @@ class Registry:
         return iter(self._names)
 
 
-ATTENTIONS = Registry("attention", "gqa")
-POSITION_EMBEDDINGS = Registry("position_embedding", "rope", "none")
-NORMS = Registry("norm", "rmsnorm", "layernorm")
-LAYERS = Registry("norm_position", "pre")
-MLPS = Registry("mlp", "gated", "dense")
+ATTENTIONS = Registry("attention", "gqa", "mla")
+POSITION_EMBEDDINGS = Registry(
+    "position_embedding", "rope", "learned", "sinusoidal", "alibi", "relative", "none"
+)
+NORMS = Registry(
+    "norm",
+    "rmsnorm",
+    "rmsnorm_offset",
+    "rmsnorm_plain",
+    "layernorm",
+    "layernorm_nobias",
+    "layernorm_offset",
+    "layernorm_plain",
+)
+LAYERS = Registry("norm_position", "pre", "post", "sandwich", "branch", "parallel", "parallel_dual")
+MLPS = Registry("mlp", "gated", "dense", "clamped")
+ROUTERS = Registry("router", "softmax", "sigmoid")
 
-CHOICES = {r.field: r for r in (ATTENTIONS, POSITION_EMBEDDINGS, NORMS, LAYERS, MLPS)}
+CHOICES = {r.field: r for r in (ATTENTIONS, POSITION_EMBEDDINGS, NORMS, LAYERS, MLPS, ROUTERS)}
+
+# Fields whose values name no class of their own.
+VALUES = {
+    "architecture": ("decoder", "encoder", "encoder-decoder"),
+    "position_layout": ("half", "interleaved"),
+    "qk_norm": ("none", "head", "separate", "full"),
+    "group_score": ("max", "top2"),
+    "classifier_pooling": ("first", "last", "mean"),
+    "initialization": ("normal", "depth_scaled", "fan_in"),
+}
+LAYER_TYPES = ("full_attention", "sliding_attention", "global_sliding_attention")
+MLP_LAYER_TYPES = ("dense", "sparse")

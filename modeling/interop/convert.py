@@ -1,6 +1,8 @@
-"""Import and export: `from_hf`, `to_hf`, and the check that both compute the same logits."""
+"""Import and export: `from_hf`, `to_hf`, and the check that both compute the same outputs."""
 
 import copy as copying
+import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,11 @@ from transformers import PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
 from ..configuration_anyformer import AnyformerConfig
-from ..modeling_anyformer import AnyformerForCausalLM
+from ..heads import HEADS
+from ..modeling_anyformer import AnyformerPreTrainedModel
+from .families import FAMILIES
 from .family import ConversionError, Family
-from .llama import LLAMA
 from .source import FolderSource, Source, open_source
-
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA,)}
 
 # Same weights, same operations: what is left is the order of additions in fp32.
 FP32_TOLERANCE = 2e-4
@@ -34,7 +35,7 @@ class ImportReport:
 
 @dataclass(frozen=True)
 class LogitComparison:
-    """Largest absolute difference of logits, over real tokens only.
+    """Largest absolute difference of logits (of hidden states where there is no head), over real tokens only.
 
     Attributes:
         plain: one text without padding; padded: a batch of three, left-padded.
@@ -69,7 +70,8 @@ def from_hf(source: str | Path | PreTrainedModel, *, dtype: torch.dtype | None =
         options: `revision`, `trust_remote_code`.
 
     Returns:
-        An `AnyformerForCausalLM` in evaluation mode, with the generation config of the source.
+        The anyformer class of the same head (`AnyformerForCausalLM` for a `LlamaForCausalLM`) in evaluation mode,
+        with the generation config of the source.
 
     Raises:
         ConversionError: an unknown family, a feature it does not cover, weights missing or left over.
@@ -84,7 +86,7 @@ def import_model(
     config: AnyformerConfig | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
-) -> tuple[AnyformerForCausalLM, ImportReport]:
+) -> tuple[Any, ImportReport]:
     """As `from_hf`, with the report of what was used. A folder that holds an anyformer is opened as it is.
 
     Args:
@@ -94,19 +96,22 @@ def import_model(
     if opened.config.model_type == AnyformerConfig.model_type:
         if not isinstance(opened, FolderSource):
             raise ConversionError("this model is an anyformer already")
-        model = AnyformerForCausalLM.from_pretrained(opened.folder, config=config, dtype=dtype or "auto")
+        names = {cls.__name__: cls for cls in HEADS.values()}
+        cls = names.get((opened.config.architectures or [""])[0], HEADS["causal_lm"])
+        model = cls.from_pretrained(opened.folder, config=config, dtype=dtype or "auto")
         return model, ImportReport(AnyformerConfig.model_type, used=len(model.state_dict()))
     family = family_of(opened.config)
-    config = config or family.from_foreign_config(opened.config)
-    state_dict, report = _our_state_dict(opened, family, config)
+    head = family.head_of(opened.stock_class)
+    config = config or family.from_foreign_config(opened.config, head)
+    state_dict, report = _our_state_dict(opened, family, head, config)
     dtype = dtype or next(iter(state_dict.values())).dtype
     try:
-        model = AnyformerForCausalLM.from_pretrained(None, config=config, state_dict=state_dict, dtype=dtype)
+        model = HEADS[head].from_pretrained(None, config=config, state_dict=state_dict, dtype=dtype)
     except ValueError as error:
         raise ConversionError(str(error)) from error
     # Built from tensors, the model would otherwise claim to come from a folder named "None".
     model.name_or_path = model.config.name_or_path = ""
-    if opened.generation_config is not None:
+    if opened.generation_config is not None and model.can_generate():
         model.generation_config = copying.deepcopy(opened.generation_config)
     return model.eval(), report
 
@@ -126,23 +131,23 @@ def family_of(config: PreTrainedConfig) -> Family:
 
 
 def _our_state_dict(
-    source: Source, family: Family, config: AnyformerConfig
+    source: Source, family: Family, head: str, config: AnyformerConfig
 ) -> tuple[dict[str, torch.Tensor], ImportReport]:
     report = ImportReport(family.model_type, unused_config_fields=family.unused_fields(source.config))
+    rules = family.rules(config)
+    base = head == "base"
     state_dict: dict[str, torch.Tensor] = {}
-    left_over = []
-    for foreign_name, tensor in source.tensors():
-        name = family.our_name(foreign_name)
-        if name is not None:
-            state_dict[name] = tensor
-            report.used += 1
-        elif family.ignores(foreign_name):
-            report.ignored.append(foreign_name)
+    left_over: list[str] = []
+    for name, tensor in rules.to_ours(_foreign_tensors(source, family, base, report)):
+        if tensor is None:
+            left_over.append(name)
         else:
-            left_over.append(foreign_name)
+            state_dict[name.removeprefix("model.") if base else name] = tensor
     with torch.device("meta"):
-        expected = {name: tensor.shape for name, tensor in AnyformerForCausalLM(config).state_dict().items()}
-    left_over += [family.foreign_name(name) or name for name in sorted(set(state_dict) - set(expected))]
+        model = HEADS[head](config)
+        expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    prefix = "model." if base else ""
+    left_over += [rules.foreign_name(prefix + name) for name in sorted(set(state_dict) - set(expected))]
     if left_over:
         shown = ", ".join(left_over[:5]) + (f" and {len(left_over) - 5} more" if len(left_over) > 5 else "")
         raise ConversionError(
@@ -150,31 +155,60 @@ def _our_state_dict(
             "Its config and its weights disagree, or it is no plain " + family.model_type
         )
     misfits = [
-        f"{family.foreign_name(name)} is {list(tensor.shape)}, the config says {list(expected[name])}"
+        f"{rules.foreign_name(prefix + name)} is {list(tensor.shape)}, the config says {list(expected[name])}"
         for name, tensor in state_dict.items()
         if tensor.shape != expected[name]
     ]
     if misfits:
         raise ConversionError("config and weights disagree: " + "; ".join(misfits[:5]))
-    _check_head(state_dict, family, config)
+    _drop_tied(state_dict, model, rules.foreign_name)
     return state_dict, report
 
 
-def _check_head(state_dict: dict[str, torch.Tensor], family: Family, config: AnyformerConfig) -> None:
-    """A tied head may be stored, but only as the embedding that it is."""
-    head, embedding = state_dict.get("lm_head.weight"), state_dict.get("model.embed_tokens.weight")
-    if not config.tie_word_embeddings or head is None or embedding is None:
-        return
-    if head.shape != embedding.shape or not torch.equal(head, embedding):
-        raise ConversionError(
-            f"config.tie_word_embeddings is true, but the model holds a {family.foreign_name('lm_head.weight')} that "
-            "differs from the embedding: set tie_word_embeddings to false in its config to keep that head, or remove "
-            "the tensor"
-        )
-    del state_dict["lm_head.weight"]
+def _foreign_tensors(
+    source: Source, family: Family, base: bool, report: ImportReport
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors by the names of the stock class with a head; repeated ones once."""
+    repeated: dict[str, torch.Tensor] = {}
+    canonical: dict[str, torch.Tensor] = {}
+    for name, tensor in source.tensors(library_layout=family.library_layout):
+        name = family.prefix + name if base else name
+        report.used += 1
+        if name in family.tied:
+            repeated[name] = tensor
+            continue
+        if family.ignores(name):
+            report.used -= 1
+            report.ignored.append(name)
+            continue
+        if name in family.tied.values():
+            canonical[name] = tensor
+        yield name, tensor
+    for name, tensor in repeated.items():
+        target = family.tied[name]
+        if target not in canonical:
+            canonical[target] = tensor
+            yield target, tensor
+        elif not torch.equal(canonical[target], tensor):
+            raise ConversionError(f"{name} should repeat {target} but differs from it")
 
 
-def to_hf(model: AnyformerForCausalLM, *, model_type: str | None = None, copy: bool = True) -> PreTrainedModel:
+def _drop_tied(state_dict: dict[str, torch.Tensor], model: AnyformerPreTrainedModel, foreign_name: Any) -> None:
+    """A tied weight may be stored, but only as the one that it repeats."""
+    for target, source in model.get_expanded_tied_weights_keys().items():
+        repeated, original = state_dict.get(target), state_dict.get(source)
+        if repeated is None or original is None:
+            continue
+        if repeated.shape != original.shape or not torch.equal(repeated, original):
+            raise ConversionError(
+                f"config.tie_word_embeddings is true, but the model holds a {foreign_name(target)} that "
+                f"differs from {foreign_name(source)}: set tie_word_embeddings to false in its config to keep it, or "
+                "remove the tensor"
+            )
+        del state_dict[target]
+
+
+def to_hf(model: AnyformerPreTrainedModel, *, model_type: str | None = None, copy: bool = True) -> PreTrainedModel:
     """Export to the stock class of a family.
 
     Args:
@@ -185,35 +219,45 @@ def to_hf(model: AnyformerForCausalLM, *, model_type: str | None = None, copy: b
     Raises:
         ConversionError: names, for each family tried, the fields that it cannot express.
     """
-    family, foreign = _foreign_config(model.config, model_type)
-    stock_class = getattr(transformers, family.causal_lm)
-    state_dict, ours = {}, dict(model.state_dict())
-    _check_head(ours, family, model.config)
-    for name, tensor in ours.items():
-        foreign_name = family.foreign_name(name)
-        if foreign_name is None:
+    head = next(name for name, cls in HEADS.items() if type(model) is cls)
+    family, foreign = _foreign_config(model.config, model_type, head)
+    stock_class = getattr(transformers, family.heads[head])
+    ours = dict(model.state_dict())
+    rules = family.rules(model.config)
+    _drop_tied(ours, model, rules.foreign_name)
+    base = head == "base"
+    state_dict = {}
+    for name, tensor in rules.to_theirs({("model." + n if base else n): t for n, t in ours.items()}):
+        if tensor is None:
             raise ConversionError(f"{family.model_type} has no place for the weight {name}")
-        state_dict[foreign_name] = tensor.detach().clone() if copy else tensor.detach()
+        state_dict[name] = tensor.detach().clone() if copy else tensor.detach()
+    state_dict |= {alias: state_dict[name] for alias, name in family.tied.items() if name in state_dict}
+    if base:
+        state_dict = {name.removeprefix(family.prefix): tensor for name, tensor in state_dict.items()}
     stock, info = stock_class.from_pretrained(
         None, config=foreign, state_dict=state_dict, dtype=model.dtype, output_loading_info=True
     )
-    wrong = sorted(info["missing_keys"]) + sorted(info["unexpected_keys"])
+    wrong = [name for name in info["missing_keys"] if not family.recomputes(family.prefix * base + name)]
+    wrong = sorted(wrong) + sorted(info["unexpected_keys"])
     if wrong:
-        raise ConversionError(f"weights of {family.causal_lm} left without a partner: {', '.join(wrong)}")
+        raise ConversionError(f"weights of {stock_class.__name__} left without a partner: {', '.join(wrong)}")
     stock.name_or_path = stock.config.name_or_path = ""
-    if model.generation_config is not None:
+    if getattr(model, "generation_config", None) is not None and stock.can_generate():
         stock.generation_config = copying.deepcopy(model.generation_config)
     return stock.eval()
 
 
-def _foreign_config(config: AnyformerConfig, model_type: str | None) -> tuple[Family, PreTrainedConfig]:
+def _foreign_config(config: AnyformerConfig, model_type: str | None, head: str) -> tuple[Family, PreTrainedConfig]:
     if model_type is not None and model_type not in FAMILIES:
         raise ConversionError(f"model_type {model_type!r} has no family file; known: {', '.join(FAMILIES)}")
     problems = []
     for family in [FAMILIES[model_type]] if model_type else FAMILIES.values():
+        if head not in family.heads:
+            problems.append(f"{family.model_type} has no {head} class")
+            continue
         try:
-            foreign_class = getattr(transformers, family.causal_lm).config_class
-            return family, family.to_foreign_config(config, foreign_class)
+            foreign_class = getattr(transformers, family.heads[head]).config_class
+            return family, family.to_foreign_config(config, foreign_class, head)
         except ConversionError as error:
             problems.append(str(error))
     raise ConversionError("\n".join(problems))
@@ -221,9 +265,10 @@ def _foreign_config(config: AnyformerConfig, model_type: str | None) -> tuple[Fa
 
 @torch.no_grad()
 def compare_logits(model: PreTrainedModel, stock: PreTrainedModel, input_ids: torch.Tensor) -> LogitComparison:
-    """Logits of both models on one text [length], and on its thirds as a left-padded batch of three."""
+    """Outputs of both models on one text [length], and on its thirds as a left-padded batch of three."""
     length = len(input_ids)
-    ours, theirs = model(input_ids[None]).logits, stock(input_ids[None]).logits
+    everything = torch.ones(1, length, dtype=torch.long)
+    ours, theirs = (outputs_of(m, input_ids[None], everything) for m in (model, stock))
     plain = (ours - theirs).abs().max().item()
     lengths = [max(length // 3, 1), max(length // 4, 1), max(length // 6, 1)]
     batch = torch.zeros(3, lengths[0], dtype=torch.long)
@@ -231,9 +276,33 @@ def compare_logits(model: PreTrainedModel, stock: PreTrainedModel, input_ids: to
     for row, (count, start) in enumerate(zip(lengths, (0, length // 3, length // 2), strict=True)):
         batch[row, -count:] = input_ids[start : start + count]
         mask[row, -count:] = 1
-    # The positions that `generate` would pass; ours finds them by itself.
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    ours = model(batch, attention_mask=mask).logits
-    difference = ours - stock(batch, attention_mask=mask, position_ids=positions).logits
+    difference = outputs_of(model, batch, mask) - outputs_of(stock, batch, mask)
     padded = (difference * mask[..., None]).abs().max().item()
     return LogitComparison(plain, padded, length, theirs.abs().max().item(), model.dtype)
+
+
+@torch.no_grad()
+def outputs_of(model: PreTrainedModel, input_ids: torch.Tensor, mask: torch.Tensor, shift: int = 0) -> torch.Tensor:
+    """Logits [batch, length, vocab_size], or hidden states of a model without a language-model head.
+
+    Args:
+        mask: [batch, length], 1 for real tokens. A stock class is given the positions that follow from it, where it
+            takes positions; ours finds them by itself.
+        shift: added to the positions, of both.
+
+    An encoder-decoder reads `input_ids` on both sides.
+    """
+    arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
+    positions = (mask.cumsum(-1) - 1).clamp(min=0) + shift
+    known = inspect.signature(model.forward).parameters
+    if model.config.is_encoder_decoder:
+        arguments |= {"decoder_input_ids": input_ids, "decoder_attention_mask": mask}
+        if shift and "decoder_position_ids" in known:
+            arguments["decoder_position_ids"] = positions
+    elif "position_ids" in known and (shift or not isinstance(model, AnyformerPreTrainedModel)):
+        arguments["position_ids"] = positions
+    output = model(**arguments)
+    for name in ("logits", "prediction_logits", "last_hidden_state"):
+        if getattr(output, name, None) is not None:
+            return getattr(output, name)
+    return torch.stack((output.start_logits, output.end_logits), dim=-1)

@@ -1,20 +1,23 @@
 """What a family file states, and how it is read in both directions.
 
-A family is data: which foreign config field is which of ours, what is fixed, and a table of weight names. Both
-tables are one-to-one, so import and export are the same table read from either side.
+A family is data: which foreign config field is which of ours, what is fixed, and a table of weights. The table is
+reversible, so import and export are the same table read from either side. What a family cannot express is found by
+converting there and back: whatever does not return is named and refused.
 """
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from ..configuration_anyformer import AnyformerConfig
+from .transforms import Tensors, Transform
 
 # Fields of every Hugging Face config that mean the same on both sides.
 COMMON_FIELDS = (
@@ -28,6 +31,11 @@ COMMON_FIELDS = (
     "tie_word_embeddings",
     "use_cache",
 )
+# Our fields that say nothing of what trained weights compute.
+_FREE_FIELDS = {"auto_map", "initialization", "initializer_ranges", "router_bias_update_rate", "router_z_loss_coef"}
+_FREE_FIELDS |= {"output_router_logits", "pooler", "classifier_pooling", "classifier_bias", "classifier_dropout"}
+
+Table = Mapping[str | tuple[str, ...], str | Transform]
 
 
 class ConversionError(ValueError):
@@ -40,24 +48,68 @@ class Family:
 
     Attributes:
         model_type: the foreign `config.model_type`.
-        causal_lm: name of the stock class in transformers.
+        heads: our head ("base", "causal_lm", "masked_lm", "pretraining", "seq2seq_lm", "sequence_classification",
+            "token_classification", "question_answering") -> name of the stock class. The first is what a config
+            without `architectures` stands for.
         config_fields: our field -> the foreign field with the same meaning. Two of ours may name one foreign
             field; export then requires them to agree.
         fixed: our field -> the only value that the foreign class has.
+        weights: our name, or the names of several -> foreign name, or a `Transform`; `{layer}` is the layer number.
+        examples: keyword arguments of tiny foreign configs that show what is covered: the tests and the table of
+            families compare each with the stock class.
         foreign_fixed: foreign field -> the only value that we compute.
-        weights: our name -> foreign name, with `{layer}` for the layer number.
-        ignored_weights: patterns (with `{layer}`) of foreign tensors that carry no weight, as old rotary buffers.
+        read: our fields that are computed from a foreign config; write: foreign fields that are computed from ours.
+        free_fields: foreign fields that change nothing that is computed, or only the training (as layer drop).
+        weights_when: (our fields with their values, table) for weights that depend on the config.
+        tied: foreign name -> foreign name of the weight that it repeats.
+        pooler_heads: heads whose stock class has a pooler.
+        prefix: of the base model's weights in the stock class with a head.
+        ignored_weights: patterns of foreign tensors that carry no weight, as old rotary buffers.
+        recomputed: patterns of foreign tensors that the stock class computes by itself when it is built.
     """
 
     model_type: str
-    causal_lm: str
+    heads: Mapping[str, str]
     config_fields: Mapping[str, str]
     fixed: Mapping[str, Any]
-    weights: Mapping[str, str]
+    weights: Table
+    examples: Sequence[Mapping[str, Any]] = ({},)
     foreign_fixed: Mapping[str, Any] = field(default_factory=dict)
+    read: Callable[[Any], dict[str, Any]] = lambda foreign: {}
+    write: Callable[[AnyformerConfig], dict[str, Any]] = lambda config: {}
+    free_fields: Iterable[str] = ()
+    weights_when: Sequence[tuple[Mapping[str, Any], Table]] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
+    pooler_heads: Iterable[str] = ()
+    prefix: str = "model."
     ignored_weights: Iterable[str] = ()
+    recomputed: Iterable[str] = ()
 
-    def from_foreign_config(self, foreign: PreTrainedConfig) -> AnyformerConfig:
+    @property
+    def library_layout(self) -> bool:
+        """Checkpoints are stored otherwise than the stock class holds them: the library turns one into the other."""
+        return get_checkpoint_conversion_mapping(self.model_type) is not None
+
+    @property
+    def default_head(self) -> str:
+        return next(iter(self.heads))
+
+    def head_of(self, stock_class: str | None) -> str:
+        """Our head for the name of a stock class; None: the family's first.
+
+        Raises:
+            ConversionError: a class that the family does not cover.
+        """
+        if stock_class is None:
+            return self.default_head
+        for head, name in self.heads.items():
+            if name == stock_class:
+                return head
+        raise ConversionError(
+            f"{self.model_type} is imported with these classes: {', '.join(self.heads.values())}; not {stock_class}"
+        )
+
+    def from_foreign_config(self, foreign: PreTrainedConfig, head: str | None = None) -> AnyformerConfig:
         """Our config for a foreign one.
 
         Raises:
@@ -72,16 +124,34 @@ class Family:
             problems.append("quantization_config is set: dequantise the checkpoint first")
         if problems:
             raise ConversionError(f"{self.model_type} config cannot be imported exactly: " + "; ".join(problems))
+        config = self._ours(foreign, head or self.default_head)
+        try:
+            again = self._theirs(config, type(foreign))
+        except (StrictDataclassError, ValueError, TypeError) as error:
+            raise ConversionError(f"{self.model_type} config cannot be imported exactly: {error}") from error
+        lost = [
+            f"{name}={getattr(foreign, name)!r} (only {getattr(again, name)!r} can be imported)"
+            for name in self.own_fields(type(foreign))
+            if name not in self.free_fields and _plain(getattr(foreign, name)) != _plain(getattr(again, name))
+        ]
+        if lost:
+            raise ConversionError(f"{self.model_type} config cannot be imported exactly: " + "; ".join(lost))
+        return config
+
+    def _ours(self, foreign: PreTrainedConfig, head: str) -> AnyformerConfig:
         values = {name: getattr(foreign, name) for name in COMMON_FIELDS if hasattr(foreign, name)}
-        values |= {ours: getattr(foreign, theirs) for ours, theirs in self.config_fields.items()}
         if values.get("pad_token_id") == -1:  # "no padding token" of the first Llama checkpoints
             values["pad_token_id"] = None
+        values |= dict(self.fixed) | {"pooler": head in self.pooler_heads}
         try:
-            return AnyformerConfig(**(values | dict(self.fixed)))
-        except (StrictDataclassError, TypeError) as error:
+            values |= {ours: getattr(foreign, theirs) for ours, theirs in self.config_fields.items()}
+            return AnyformerConfig(**copy.deepcopy(values | self.read(foreign)))
+        except (StrictDataclassError, TypeError, ValueError, AttributeError) as error:
             raise ConversionError(f"{self.model_type} config cannot be imported: {error}") from error
 
-    def to_foreign_config(self, config: AnyformerConfig, foreign_class: type[PreTrainedConfig]) -> PreTrainedConfig:
+    def to_foreign_config(
+        self, config: AnyformerConfig, foreign_class: type[PreTrainedConfig], head: str | None = None
+    ) -> PreTrainedConfig:
         """The foreign config for ours.
 
         Raises:
@@ -92,54 +162,164 @@ class Family:
             for name, value in self.fixed.items()
             if getattr(config, name) != value
         ]
-        values: dict[str, Any] = dict(self.foreign_fixed)
+        seen: dict[str, Any] = dict(self.foreign_fixed)
         for ours, theirs in self.config_fields.items():
             value = getattr(config, ours)
-            if theirs in values and values[theirs] != value:
-                problems.append(f"{ours}={value!r} (its {theirs} is {values[theirs]!r})")
-            values[theirs] = value
+            if theirs in seen and seen[theirs] != value:
+                problems.append(f"{ours}={value!r} (its {theirs} is {seen[theirs]!r})")
+            seen[theirs] = value
         if problems:
             raise ConversionError(f"{self.model_type} cannot express " + ", ".join(problems))
-        values |= {name: getattr(config, name) for name in COMMON_FIELDS}
-        foreign = foreign_class(**copy.deepcopy(values))
-        foreign.architectures = [self.causal_lm]
+        try:
+            foreign = self._theirs(config, foreign_class)
+            again = self._ours(foreign, head or self.default_head)
+        except (StrictDataclassError, ValueError, TypeError, ZeroDivisionError) as error:
+            raise ConversionError(f"{self.model_type} cannot express this config: {error}") from error
+        lost = [
+            f"{f.name}={getattr(config, f.name)!r} (it would be {getattr(again, f.name)!r})"
+            for f in _own_fields(AnyformerConfig)
+            if f.name not in _FREE_FIELDS and _plain(getattr(config, f.name)) != _plain(getattr(again, f.name))
+        ]
+        if lost:
+            raise ConversionError(f"{self.model_type} cannot express " + ", ".join(lost))
+        foreign.architectures = [self.heads[head or self.default_head]]
         return foreign
+
+    def _theirs(self, config: AnyformerConfig, foreign_class: type[PreTrainedConfig]) -> PreTrainedConfig:
+        values: dict[str, Any] = dict(self.foreign_fixed)
+        values |= {theirs: getattr(config, ours) for ours, theirs in self.config_fields.items()}
+        values |= {name: getattr(config, name) for name in COMMON_FIELDS}
+        return foreign_class(**copy.deepcopy(values | self.write(config)))
+
+    @staticmethod
+    def own_fields(foreign_class: type[PreTrainedConfig]) -> list[str]:
+        """Fields of a foreign config that its class adds to the common ones."""
+        return [f.name for f in _own_fields(foreign_class)]
 
     def unused_fields(self, foreign: PreTrainedConfig) -> list[str]:
         """Fields of a foreign config that neither its own class nor this family reads."""
-        known = {f.name for f in fields(foreign)} | {
-            "model_type",
-            "transformers_version",
-            "output_attentions",
-        }
+        known = {f.name for f in fields(foreign)} | {"model_type", "transformers_version", "output_attentions"}
+        known |= {"rope_theta", "partial_rotary_factor", "num_labels"}
         return sorted(k for k in foreign.to_dict() if k not in known and not k.startswith("_"))
 
-    @cached_property
-    def _to_ours(self) -> list[tuple[re.Pattern[str], str]]:
-        return [(_pattern(theirs), ours) for ours, theirs in self.weights.items()]
-
-    @cached_property
-    def _to_theirs(self) -> list[tuple[re.Pattern[str], str]]:
-        return [(_pattern(ours), theirs) for ours, theirs in self.weights.items()]
-
-    def our_name(self, foreign_name: str) -> str | None:
-        """Our name of a foreign weight, or None."""
-        return _rename(foreign_name, self._to_ours)
-
-    def foreign_name(self, our_name: str) -> str | None:
-        """The foreign name of one of our weights, or None."""
-        return _rename(our_name, self._to_theirs)
+    def rules(self, config: AnyformerConfig) -> "Rules":
+        """The table of weights for a config."""
+        table = dict(self.weights)
+        for condition, more in self.weights_when:
+            if all(getattr(config, name) == value for name, value in condition.items()):
+                table |= dict(more)
+        return Rules(table, config)
 
     def ignores(self, foreign_name: str) -> bool:
         return any(_pattern(p).fullmatch(foreign_name) for p in self.ignored_weights)
+
+    def recomputes(self, foreign_name: str) -> bool:
+        return any(_pattern(p).fullmatch(foreign_name) for p in self.recomputed)
+
+
+def _own_fields(config_class: type[PreTrainedConfig]) -> list[Any]:
+    common = {f.name for f in fields(PreTrainedConfig)} - {"tie_word_embeddings"}
+    return [f for f in fields(config_class) if f.name not in common or f.name in ("bos_token_id", "eos_token_id")]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items() if v is not None}
+    return value
+
+
+@dataclass
+class _Rule:
+    ours: list[re.Pattern[str]]
+    theirs: list[re.Pattern[str]]
+    our_names: tuple[str, ...]
+    transform: Transform
+
+
+class Rules:
+    """A table of weights, read from either side one tensor at a time.
+
+    Args:
+        table: as `Family.weights`.
+        config: sizes that a transform needs.
+    """
+
+    def __init__(self, table: Table, config: AnyformerConfig) -> None:
+        self.config = config
+        self._rules = []
+        for ours, theirs in table.items():
+            names = (ours,) if isinstance(ours, str) else tuple(ours)
+            transform = Transform(theirs) if isinstance(theirs, str) else theirs
+            patterns = [_pattern(n) for n in names], [_pattern(n) for n in transform.names]
+            self._rules.append(_Rule(*patterns, names, transform))
+
+    def to_ours(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Our (name, tensor), as soon as all foreign tensors that a rule needs have come.
+
+        A foreign name that no rule has, or whose rule lacks other tensors in the end, comes back with None.
+        """
+        waiting: dict[tuple[int, str | None], dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors:
+            found = self._find(name, "theirs")
+            if found is None:
+                yield name, None
+                continue
+            index, layer = found
+            rule, slot = self._rules[index], waiting.setdefault((index, layer), {})
+            slot[name] = tensor
+            wanted = [_fill(n, layer) for n in rule.transform.names]
+            if len(slot) == len(wanted) and set(slot) == set(wanted):
+                del waiting[index, layer]
+                result = rule.transform.to_ours([slot[n] for n in wanted], self.config)
+                yield from zip((_fill(n, layer) for n in rule.our_names), result, strict=True)
+        for slot in waiting.values():
+            yield from ((name, None) for name in slot)
+
+    def to_theirs(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Foreign (name, tensor) for all of ours; one of ours that no rule has comes back with None."""
+        done: set[str] = set()
+        for name in tensors:
+            found = self._find(name, "ours")
+            if found is None:
+                yield name, None
+                continue
+            index, layer = found
+            rule = self._rules[index]
+            names = [_fill(n, layer) for n in rule.our_names]
+            if name in done:
+                continue
+            missing = [n for n in names if n not in tensors]
+            if missing:
+                yield name, None
+                continue
+            done.update(names)
+            result: Tensors = rule.transform.to_theirs([tensors[n] for n in names], self.config)
+            yield from zip([_fill(n, layer) for n in rule.transform.names], result, strict=True)
+
+    def foreign_name(self, our_name: str) -> str:
+        """The foreign weight that holds ours, for messages; our name where there is none."""
+        found = self._find(our_name, "ours")
+        return our_name if found is None else _fill(self._rules[found[0]].transform.names[0], found[1])
+
+    def _find(self, name: str, side: str) -> tuple[int, str | None] | None:
+        for index, rule in enumerate(self._rules):
+            for pattern in getattr(rule, side):
+                if match := pattern.fullmatch(name):
+                    return index, match.groupdict().get("layer")
+        return None
 
 
 def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name).replace(r"\{layer\}", r"(?P<layer>\d+)"))
 
 
-def _rename(name: str, table: list[tuple[re.Pattern[str], str]]) -> str | None:
-    for pattern, target in table:
-        if match := pattern.fullmatch(name):
-            return target.format(**match.groupdict())
-    return None
+def _fill(name: str, layer: str | None) -> str:
+    return name if layer is None else name.replace("{layer}", layer)
+
+
+def layers(ours: Iterable[str], theirs: str | None = None) -> dict[str, str]:
+    """Table entries of weights that only change their prefix: `model.layers.{layer}.X` <-> `theirs.X`."""
+    prefix = "model.layers.{layer}."
+    return {prefix + name: (theirs or prefix) + name for name in ours}

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -33,7 +34,17 @@ class Source:
     config: PreTrainedConfig
     generation_config: GenerationConfig | None = None
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    @property
+    def stock_class(self) -> str | None:
+        """Name of the class that wrote the model, where it says so."""
+        return (self.config.architectures or [None])[0]
+
+    def tensors(self, library_layout: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors as the stock class holds them.
+
+        Args:
+            library_layout: files hold another layout, and the stock class must be loaded to turn it.
+        """
         raise NotImplementedError
 
 
@@ -51,7 +62,11 @@ class ModelSource(Source):
     def generation_config(self) -> GenerationConfig | None:  # type: ignore[override]
         return getattr(self.model, "generation_config", None)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    @property
+    def stock_class(self) -> str:
+        return type(self.model).__name__
+
+    def tensors(self, library_layout: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self.model.state_dict().items():
             yield name, tensor.detach().clone()
 
@@ -85,7 +100,11 @@ class GGUFSource(Source):
     def generation_config(self) -> GenerationConfig | None:  # type: ignore[override]
         return self._model.generation_config
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    @property
+    def stock_class(self) -> str:
+        return type(self._model).__name__
+
+    def tensors(self, library_layout: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._model.state_dict().items()
 
 
@@ -124,7 +143,10 @@ class FolderSource(Source):
                 )
         return shards
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, library_layout: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        if library_layout:
+            yield from self._loaded().state_dict().items()
+            return
         for shard in self.shards():
             try:
                 with safe_open(shard, framework="pt") as file:
@@ -132,6 +154,20 @@ class FolderSource(Source):
                         yield name, file.get_tensor(name)
             except SafetensorError as error:
                 raise ConversionError(f"{shard}: damaged or cut short: {error}") from error
+
+    def _loaded(self) -> PreTrainedModel:
+        self.shards()  # says which file is missing
+        stock = getattr(transformers, self.stock_class or "", None)
+        if stock is None:
+            raise ConversionError(f"{self.folder / 'config.json'}: architectures={self.config.architectures!r} names no class")
+        try:
+            model, info = stock.from_pretrained(self.folder, dtype="auto", output_loading_info=True)
+        except (SafetensorError, RuntimeError, ValueError, OSError) as error:
+            raise ConversionError(f"{self.folder}: the weights cannot be read: {error}") from error
+        for what, names in (("no weights for", info["missing_keys"]), ("weights left over:", info["unexpected_keys"])):
+            if names:
+                raise ConversionError(f"{self.folder}: {what} {', '.join(sorted(names)[:5])}")
+        return model
 
 
 def open_source(

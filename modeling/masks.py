@@ -1,0 +1,139 @@
+"""Who sees whom: attention masks by layer type, from the library's mask builders, and the positions of keys."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+from transformers.masking_utils import (
+    and_masks,
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+    packed_sequence_mask_function,
+)
+from transformers.utils.import_utils import is_tracing
+
+from .configuration_anyformer import AnyformerConfig
+
+
+def attention_masks(
+    config: AnyformerConfig,
+    layer_types: Iterable[str],
+    inputs_embeds: torch.Tensor,
+    attention_mask: Any,
+    cache: Cache | None = None,
+    documents: torch.Tensor | None = None,
+    causal: bool = True,
+) -> dict[str, Any]:
+    """One mask for each layer type, in the form that the attention implementation wants.
+
+    Args:
+        inputs_embeds: [batch, length, ...]: only its sizes, type and device are read.
+        attention_mask: [batch, past + length], 1 for real tokens; a mask that is built already serves every type.
+        documents: [batch, length], the number of the packed document that each token belongs to.
+        causal: tokens see only those before them.
+    """
+    packed = None if documents is None else packed_sequence_mask_function(documents)
+    arguments: dict[str, Any] = {"config": config, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
+    if causal:
+        # Without positions: the library would look for packed documents in them, by rules that let them leak.
+        arguments |= {"cache": cache, "position_ids": None}
+        full, sliding = create_causal_mask, create_sliding_window_causal_mask
+    else:
+        full, sliding = create_bidirectional_mask, create_bidirectional_sliding_window_mask
+    masks = {}
+    for layer_type in set(layer_types):
+        if layer_type == "global_sliding_attention":
+            window = _window_and_globals(config, inputs_embeds, attention_mask, documents, causal)
+            both = window if packed is None else and_masks(window, packed)
+            masks[layer_type] = full(**arguments, and_mask_function=both)
+        else:
+            build = sliding if layer_type == "sliding_attention" else full
+            masks[layer_type] = build(**arguments, and_mask_function=packed)
+    return masks
+
+
+def _window_and_globals(
+    config: AnyformerConfig, inputs_embeds: torch.Tensor, attention_mask: Any, documents: Any, causal: bool
+) -> Callable:
+    """True inside the window and for the first tokens of a row or document (Longformer, arXiv:2004.05150, sec. 3.1)."""
+    window, count = config.sliding_window, config.num_global_tokens
+    first = _first_real(inputs_embeds, attention_mask)  # [batch]
+    if documents is None:
+
+        def is_global(batch, index):
+            return (index >= first[batch]) & (index < first[batch] + count)
+    else:
+        length = documents.shape[-1]
+        index = torch.arange(length, device=documents.device).expand_as(documents)
+        new = nn.functional.pad(documents.diff(dim=-1) != 0, (1, 0), value=True)
+        start = index.masked_fill(~new, 0).cummax(dim=-1).values.clamp(min=first[:, None])  # of each token's document
+        marked = (index >= start) & (index < start + count)  # [batch, length]
+
+        def is_global(batch, index):
+            return marked[batch, index]
+
+    def seen(batch, head, query, key):
+        near = key > query - window if causal else (query - key <= window) & (key - query <= window)
+        return near | is_global(batch, key) | (False if causal else is_global(batch, query))
+
+    return seen
+
+
+def _first_real(inputs_embeds: torch.Tensor, attention_mask: Any) -> torch.Tensor:
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        return attention_mask.to(inputs_embeds.device).long().argmax(dim=-1)
+    return torch.zeros(inputs_embeds.shape[0], dtype=torch.long, device=inputs_embeds.device)
+
+
+def key_and_query_positions(
+    layer: int, length: int, cache: Cache | None, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices [queries] and [keys] in the row, as the attention of that layer sees them.
+
+    Distances are all that biases depend on, and padding on one side or a document's start do not change them.
+    """
+    if cache is None:
+        positions = torch.arange(length, device=device)
+        return positions, positions
+    keys, offset = cache.get_mask_sizes(length, layer)
+    past = cache.get_seq_length(layer)
+    return torch.arange(length, device=device) + past, torch.arange(keys, device=device) + offset
+
+
+def positions_of(attention_mask: Any, past: Any, inputs_embeds: torch.Tensor) -> torch.Tensor:
+    """Positions [batch or 1, length] of the new tokens, counted over the real ones where a 2-D mask tells."""
+    length = inputs_embeds.shape[1]
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+    return (torch.arange(length, device=inputs_embeds.device) + past).unsqueeze(0)
+
+
+def packed_documents(
+    position_ids: torch.Tensor | None, attention_mask: Any, inputs_embeds: torch.Tensor
+) -> torch.Tensor | None:
+    """The document number [batch, length] of each token, or None where no row holds more than one document.
+
+    The library sees packing only without a mask and without a cache, and lets documents see each other otherwise.
+    While tracing, where nothing may depend on values, the numbers always come.
+    """
+    batch, length = inputs_embeds.shape[:2]
+    if position_ids is None or position_ids.dim() != 2 or length == 1:
+        return None
+    position_ids = position_ids.expand(batch, -1)
+    starts = position_ids.diff(dim=-1) != 1  # [batch, length - 1]: token i + 1 starts a document
+    if attention_mask is not None:
+        if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
+            return None
+        real = attention_mask[:, -length:].bool()
+        index = torch.arange(length, device=real.device).expand_as(real)
+        last = index.masked_fill(~real, 0).cummax(dim=-1).values[:, :-1]  # the real token before each
+        # Across padding, positions may jump ahead within a document, but never back.
+        restarts = (position_ids[:, 1:] <= position_ids.gather(-1, last)) & (real.cumsum(dim=-1)[:, :-1] > 0)
+        starts = torch.where(real[:, :-1], starts, restarts) & real[:, 1:]
+    if not is_tracing(starts) and not starts.any():
+        return None
+    return nn.functional.pad(starts.cumsum(dim=-1), (1, 0))

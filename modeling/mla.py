@@ -1,0 +1,124 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, sec. 2.1)."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+
+from .attention import AnyformerAttention, softmax_of_scores
+from .configuration_anyformer import AnyformerConfig
+from .norms import build_norm
+from .positions import Rotation, apply_rotary
+from .registry import ATTENTIONS
+
+
+@ATTENTIONS.register("mla")
+class LatentAttention(AnyformerAttention):
+    """Keys and values of all heads come from one latent vector a token; the cache holds it and one rotary key.
+
+    While decoding, the up-projection of keys is multiplied into the query and that of values into the output
+    ("absorbed", sec. 2.1.2), so that the latents of the context are read as they are. Where few queries do not pay for
+    that, or the projection is no plain `nn.Linear` (an adapter, 4-bit weights), keys and values are expanded.
+    """
+
+    def __init__(self, config: AnyformerConfig, layer_idx: int, causal: bool = True, layer_type: str = "") -> None:
+        super().__init__(config, layer_idx, causal, layer_type)
+        self.heads, self.rank = config.num_attention_heads, config.kv_lora_rank
+        self.nope_dim, self.rope_dim, self.value_dim = (
+            config.qk_nope_head_dim,
+            config.qk_rope_head_dim,
+            config.v_head_dim,
+        )
+        self.scaling = config.attention_multiplier or config.qk_head_dim**-0.5 * _yarn_factor(config, layer_type)
+        hidden, key_dim = config.hidden_size, config.qk_head_dim
+        if config.q_lora_rank is None:
+            self.q_proj = nn.Linear(hidden, self.heads * key_dim, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(hidden, config.q_lora_rank, bias=config.attention_bias)
+            self.q_a_layernorm = build_norm(config, config.q_lora_rank)
+            self.q_b_proj = nn.Linear(config.q_lora_rank, self.heads * key_dim, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(hidden, self.rank + self.rope_dim, bias=config.attention_bias)
+        self.kv_a_layernorm = build_norm(config, self.rank)
+        self.kv_b_proj = nn.Linear(self.rank, self.heads * (self.nope_dim + self.value_dim), bias=False)
+        self._project_out(self.heads * self.value_dim)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: Rotation | None = None,
+        attention_mask: Any = None,
+        cache: Cache | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[batch, length, hidden_size] -> the same; where they are computed here, the weights [batch, heads, q, k]."""
+        if self.config.q_lora_rank is None:
+            query = self.q_proj(hidden_states)
+        else:
+            query = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
+        query = query.unflatten(-1, (-1, self.nope_dim + self.rope_dim)).transpose(1, 2)
+        nope, rope = query.split((self.nope_dim, self.rope_dim), dim=-1)  # [batch, heads, length, ...]
+        latent, rope_key = self.kv_a_proj_with_mqa(hidden_states).split((self.rank, self.rope_dim), dim=-1)
+        latent = self.kv_a_layernorm(latent).unsqueeze(1)  # [batch, 1, length, kv_lora_rank]
+        rope_key = rope_key.unsqueeze(1)  # [batch, 1, length, qk_rope_head_dim]
+        if position_embeddings is not None:
+            rope = apply_rotary(rope, *position_embeddings, self.interleaved)
+            rope_key = apply_rotary(rope_key, *position_embeddings, self.interleaved)
+        if cache is not None:
+            latent, rope_key = cache.update(latent, rope_key, self.layer_idx, kwargs=kwargs)
+        if cache is not None and self._absorbing_pays(nope.shape[2], latent.shape[2], attention_mask):
+            return self._absorbed(nope, rope, latent, rope_key, attention_mask)
+        return self._expanded(nope, rope, latent, rope_key, attention_mask, **kwargs)
+
+    def _expanded(
+        self, nope: torch.Tensor, rope: torch.Tensor, latent: torch.Tensor, rope_key: torch.Tensor, mask: Any, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        pair = self.kv_b_proj(latent.squeeze(1)).unflatten(-1, (-1, self.nope_dim + self.value_dim)).transpose(1, 2)
+        key, value = pair.split((self.nope_dim, self.value_dim), dim=-1)  # [batch, heads, context, ...]
+        key = torch.cat((key, rope_key.expand(-1, key.shape[1], -1, -1)), dim=-1)
+        return self.attend(torch.cat((nope, rope), dim=-1), key, value, mask, **kwargs)
+
+    def _absorbing_pays(self, queries: int, context: int, mask: Any) -> bool:
+        plain = type(self.kv_b_proj) is nn.Linear and not hasattr(self.kv_b_proj, "_hf_hook")
+        if not plain or not (mask is None or isinstance(mask, torch.Tensor)):
+            return False
+        # Multiplications a head beside those that both ways share.
+        both = self.nope_dim + self.value_dim
+        expanded = context * self.rank * both + queries * context * (both + self.rope_dim)
+        absorbed = queries * self.rank * both + queries * context * (2 * self.rank + self.rope_dim)
+        return absorbed < expanded
+
+    def _absorbed(
+        self,
+        nope: torch.Tensor,
+        rope: torch.Tensor,
+        latent: torch.Tensor,
+        rope_key: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, _, queries, _ = nope.shape
+        up = self.kv_b_proj.weight.view(-1, self.nope_dim + self.value_dim, self.rank)
+        up_key, up_value = up.split((self.nope_dim, self.value_dim), dim=1)  # [heads, ..., kv_lora_rank]
+        query = torch.matmul(nope, up_key)  # [batch, heads, queries, kv_lora_rank]
+        # One product over all heads reads each latent once.
+        scores = torch.matmul(query.flatten(1, 2), latent.squeeze(1).transpose(1, 2))
+        scores = scores + torch.matmul(rope.flatten(1, 2), rope_key.squeeze(1).transpose(1, 2))
+        scores = scores.view(batch, -1, queries, latent.shape[2]) * self.scaling
+        if mask is None and queries > 1 and self.is_causal:  # the library leaves this mask to its kernels
+            ones = torch.ones(queries, scores.shape[-1], dtype=torch.bool, device=scores.device)
+            mask = ones.tril(scores.shape[-1] - queries)
+        weights = softmax_of_scores(scores, mask, None, self.config.attn_logit_softcapping, self.sinks)
+        weights = self.attn_dropout(weights.to(query.dtype))
+        seen = torch.matmul(weights.flatten(1, 2), latent.squeeze(1)).view_as(query)
+        output = torch.matmul(seen, up_value.transpose(1, 2))  # [batch, heads, queries, v_head_dim]
+        return self.o_proj(output.transpose(1, 2).flatten(2)), weights
+
+
+def _yarn_factor(config: AnyformerConfig, layer_type: str) -> float:
+    """What YaRN adds to the scale of the scores: (0.1 mscale_all_dim ln(factor) + 1)^2, as DeepSeek-V2 and V3 do."""
+    rope = config.rope_of(layer_type)
+    scale, factor = rope.get("mscale_all_dim"), rope.get("factor")
+    if rope["rope_type"] != "yarn" or not scale or factor <= 1:
+        return 1.0
+    return (0.1 * scale * math.log(factor) + 1.0) ** 2
