@@ -13,6 +13,9 @@ from .norms import build_norm
 from .positions import Rotation, apply_rotary
 from .registry import ATTENTIONS
 
+# DeepSeek's norms of the latents have this epsilon whatever the others have.
+LATENT_EPS = 1e-6
+
 
 @ATTENTIONS.register("mla")
 class LatentAttention(AnyformerAttention):
@@ -37,10 +40,10 @@ class LatentAttention(AnyformerAttention):
             self.q_proj = nn.Linear(hidden, self.heads * key_dim, bias=False)
         else:
             self.q_a_proj = nn.Linear(hidden, config.q_lora_rank, bias=config.attention_bias)
-            self.q_a_layernorm = build_norm(config, config.q_lora_rank)
+            self.q_a_layernorm = build_norm(config, config.q_lora_rank, LATENT_EPS)
             self.q_b_proj = nn.Linear(config.q_lora_rank, self.heads * key_dim, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(hidden, self.rank + self.rope_dim, bias=config.attention_bias)
-        self.kv_a_layernorm = build_norm(config, self.rank)
+        self.kv_a_layernorm = build_norm(config, self.rank, LATENT_EPS)
         self.kv_b_proj = nn.Linear(self.rank, self.heads * (self.nope_dim + self.value_dim), bias=False)
         self._project_out(self.heads * self.value_dim)
 

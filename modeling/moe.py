@@ -25,11 +25,10 @@ class AnyformerRouter(nn.Module):
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
         self.bias = nn.Parameter(torch.zeros(config.num_experts)) if config.router_bias else None
-        self.e_score_correction_bias = None
-        if config.router_score_bias:
-            self.e_score_correction_bias = nn.Buffer(torch.zeros(config.num_experts))
-            # Tokens that went to each expert since the last update.
-            self.load = nn.Buffer(torch.zeros(config.num_experts), persistent=False)
+        chooses = config.router_score_bias
+        self.e_score_correction_bias = nn.Buffer(torch.zeros(config.num_experts)) if chooses else None
+        # Tokens that went to each expert since the last update.
+        self.load = nn.Buffer(torch.zeros(config.num_experts), persistent=False) if chooses else None
 
     def reset(self, std: float) -> None:
         init.normal_(self.weight, mean=0.0, std=std)

@@ -113,6 +113,8 @@ class PlainLayerNorm(AnyformerLayerNorm):
     has_bias = False
 
 
-def build_norm(config: AnyformerConfig, size: int | tuple[int, ...] | None = None) -> nn.Module:
+def build_norm(
+    config: AnyformerConfig, size: int | tuple[int, ...] | None = None, eps: float | None = None
+) -> nn.Module:
     """The norm that `config.norm` names, over `size` values (default: `hidden_size`)."""
-    return NORMS[config.norm](size or config.hidden_size, config.norm_eps)
+    return NORMS[config.norm](size or config.hidden_size, config.norm_eps if eps is None else eps)

@@ -16,9 +16,11 @@ from ..configuration_anyformer import AnyformerConfig
 from ..heads import HEADS
 from ..modeling_anyformer import AnyformerPreTrainedModel
 from .families import FAMILIES
-from .family import ConversionError, Family
+from .family import ConversionError, Family, Rules
 from .source import FolderSource, Source, open_source
 
+# Weights that belong to one head of an encoder, not to the others.
+_SPARE = ("nsp_head.", "model.pooler.", "pooler.", "lm_head.", "lm_head_transform.")
 # Same weights, same operations: what is left is the order of additions in fp32.
 FP32_TOLERANCE = 2e-4
 
@@ -134,11 +136,11 @@ def _our_state_dict(
     source: Source, family: Family, head: str, config: AnyformerConfig
 ) -> tuple[dict[str, torch.Tensor], ImportReport]:
     report = ImportReport(family.model_type, unused_config_fields=family.unused_fields(source.config))
-    rules = family.rules(config)
+    rules = family.rules(config, head)
     base = head == "base"
     state_dict: dict[str, torch.Tensor] = {}
     left_over: list[str] = []
-    for name, tensor in rules.to_ours(_foreign_tensors(source, family, base, report)):
+    for name, tensor in rules.to_ours(_foreign_tensors(source, family, rules, head, report)):
         if tensor is None:
             left_over.append(name)
         else:
@@ -147,6 +149,10 @@ def _our_state_dict(
         model = HEADS[head](config)
         expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     prefix = "model." if base else ""
+    # Published checkpoints hold parts of other heads than the class they name; the stock class leaves them out too.
+    for name in [n for n in state_dict if n not in expected and n.startswith(_SPARE)]:
+        del state_dict[name]
+        report.ignored.append(rules.foreign_name(prefix + name))
     left_over += [rules.foreign_name(prefix + name) for name in sorted(set(state_dict) - set(expected))]
     if left_over:
         shown = ", ".join(left_over[:5]) + (f" and {len(left_over) - 5} more" if len(left_over) > 5 else "")
@@ -166,13 +172,19 @@ def _our_state_dict(
 
 
 def _foreign_tensors(
-    source: Source, family: Family, base: bool, report: ImportReport
+    source: Source, family: Family, rules: Rules, head: str, report: ImportReport
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors by the names of the stock class with a head; repeated ones once."""
     repeated: dict[str, torch.Tensor] = {}
     canonical: dict[str, torch.Tensor] = {}
+    own = family.head_prefixes.get(head)
     for name, tensor in source.tensors(library_layout=family.library_layout):
-        name = family.prefix + name if base else name
+        if head == "base":
+            name = family.prefix + name
+        elif own is not None and name.startswith(own):
+            name = family.prefix + name.removeprefix(own)
+        elif not rules.reads(name) and (rules.reads(family.prefix + name) or family.ignores(family.prefix + name)):
+            name = family.prefix + name  # saved from the base class, though the config names one with a head
         report.used += 1
         if name in family.tied:
             repeated[name] = tensor
@@ -223,7 +235,7 @@ def to_hf(model: AnyformerPreTrainedModel, *, model_type: str | None = None, cop
     family, foreign = _foreign_config(model.config, model_type, head)
     stock_class = getattr(transformers, family.heads[head])
     ours = dict(model.state_dict())
-    rules = family.rules(model.config)
+    rules = family.rules(model.config, head)
     _drop_tied(ours, model, rules.foreign_name)
     base = head == "base"
     state_dict = {}
@@ -232,6 +244,11 @@ def to_hf(model: AnyformerPreTrainedModel, *, model_type: str | None = None, cop
             raise ConversionError(f"{family.model_type} has no place for the weight {name}")
         state_dict[name] = tensor.detach().clone() if copy else tensor.detach()
     state_dict |= {alias: state_dict[name] for alias, name in family.tied.items() if name in state_dict}
+    if head in family.head_prefixes:
+        own = family.head_prefixes[head]
+        state_dict = {
+            own + n.removeprefix(family.prefix) if n.startswith(family.prefix) else n: t for n, t in state_dict.items()
+        }
     if base:
         state_dict = {name.removeprefix(family.prefix): tensor for name, tensor in state_dict.items()}
     stock, info = stock_class.from_pretrained(
@@ -294,6 +311,8 @@ def outputs_of(model: PreTrainedModel, input_ids: torch.Tensor, mask: torch.Tens
     """
     arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
     positions = (mask.cumsum(-1) - 1).clamp(min=0) + shift
+    if model.config.model_type in FAMILIES:
+        positions = positions + FAMILIES[model.config.model_type].first_position(model.config)
     known = inspect.signature(model.forward).parameters
     if model.config.is_encoder_decoder:
         arguments |= {"decoder_input_ids": input_ids, "decoder_attention_mask": mask}

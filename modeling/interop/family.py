@@ -63,7 +63,12 @@ class Family:
         weights_when: (our fields with their values, table) for weights that depend on the config.
         tied: foreign name -> foreign name of the weight that it repeats.
         pooler_heads: heads whose stock class has a pooler.
-        prefix: of the base model's weights in the stock class with a head.
+        prefix: of the base model's weights in the stock class with a head; head_prefixes: the same for heads that
+            call it otherwise.
+        head_weights: our head -> entries that replace those of `weights`.
+        first_position: the position that the stock class gives the first token, from its config.
+        partial_rotary: the stock class reads `partial_rotary_factor` of `rope_parameters`.
+        nested_rope: the stock class takes `rope_parameters` by layer type.
         ignored_weights: patterns of foreign tensors that carry no weight, as old rotary buffers.
         recomputed: patterns of foreign tensors that the stock class computes by itself when it is built.
     """
@@ -82,6 +87,11 @@ class Family:
     tied: Mapping[str, str] = field(default_factory=dict)
     pooler_heads: Iterable[str] = ()
     prefix: str = "model."
+    head_prefixes: Mapping[str, str] = field(default_factory=dict)
+    head_weights: Mapping[str, Table] = field(default_factory=dict)
+    first_position: Callable[[Any], int] = lambda foreign: 0
+    partial_rotary: bool = False
+    nested_rope: bool = False
     ignored_weights: Iterable[str] = ()
     recomputed: Iterable[str] = ()
 
@@ -143,11 +153,23 @@ class Family:
         if values.get("pad_token_id") == -1:  # "no padding token" of the first Llama checkpoints
             values["pad_token_id"] = None
         values |= dict(self.fixed) | {"pooler": head in self.pooler_heads}
+        if values.get("architecture", "decoder") == "decoder":  # stock sequence classifiers have no bias
+            values["classifier_bias"] = head == "token_classification"
         try:
+            self._check_rope(getattr(foreign, "rope_parameters", None) or {})
             values |= {ours: getattr(foreign, theirs) for ours, theirs in self.config_fields.items()}
             return AnyformerConfig(**copy.deepcopy(values | self.read(foreign)))
         except (StrictDataclassError, TypeError, ValueError, AttributeError) as error:
             raise ConversionError(f"{self.model_type} config cannot be imported: {error}") from error
+
+    def _check_rope(self, rope: Mapping[str, Any]) -> None:
+        """Raises ValueError for rope parameters that the stock class would not read."""
+        nested = {name: value for name, value in rope.items() if isinstance(value, Mapping)}
+        if nested and not self.nested_rope:
+            raise ValueError(f"its class takes one set of rope_parameters, not one for each of {sorted(nested)}")
+        shares = [part.get("partial_rotary_factor") for part in (nested.values() or [rope])]
+        if not self.partial_rotary and any(share not in (None, 1, 1.0) for share in shares):
+            raise ValueError(f"its class does not read partial_rotary_factor={shares[0]!r} of rope_parameters")
 
     def to_foreign_config(
         self, config: AnyformerConfig, foreign_class: type[PreTrainedConfig], head: str | None = None
@@ -199,16 +221,29 @@ class Family:
     def unused_fields(self, foreign: PreTrainedConfig) -> list[str]:
         """Fields of a foreign config that neither its own class nor this family reads."""
         known = {f.name for f in fields(foreign)} | {"model_type", "transformers_version", "output_attentions"}
-        known |= {"rope_theta", "partial_rotary_factor", "num_labels"}
+        known |= {"rope_theta", "partial_rotary_factor", "num_labels", "head_dim", "qk_head_dim"}
+        known |= {*COMMON_FIELDS, *type(foreign).attribute_map.values(), *self.fields_read(foreign)}
         return sorted(k for k in foreign.to_dict() if k not in known and not k.startswith("_"))
 
-    def rules(self, config: AnyformerConfig) -> "Rules":
-        """The table of weights for a config."""
+    def fields_read(self, foreign: PreTrainedConfig) -> set[str]:
+        """The foreign fields that an import looks at."""
+        read = set(self.foreign_fixed)
+
+        class Recorder:
+            def __getattr__(self, name: str) -> Any:
+                read.add(name)
+                return getattr(foreign, name)
+
+        self._ours(Recorder(), self.default_head)  # type: ignore[arg-type]
+        return read
+
+    def rules(self, config: AnyformerConfig, head: str | None = None) -> "Rules":
+        """The table of weights for a config and a head."""
         table = dict(self.weights)
         for condition, more in self.weights_when:
             if all(getattr(config, name) == value for name, value in condition.items()):
                 table |= dict(more)
-        return Rules(table, config)
+        return Rules(table | dict(self.head_weights.get(head or "", {})), config)
 
     def ignores(self, foreign_name: str) -> bool:
         return any(_pattern(p).fullmatch(foreign_name) for p in self.ignored_weights)
@@ -297,6 +332,10 @@ class Rules:
             done.update(names)
             result: Tensors = rule.transform.to_theirs([tensors[n] for n in names], self.config)
             yield from zip([_fill(n, layer) for n in rule.transform.names], result, strict=True)
+
+    def reads(self, foreign_name: str) -> bool:
+        """Whether the table has that foreign weight."""
+        return self._find(foreign_name, "theirs") is not None
 
     def foreign_name(self, our_name: str) -> str:
         """The foreign weight that holds ours, for messages; our name where there is none."""

@@ -108,6 +108,10 @@ class GGUFSource(Source):
         yield from self._model.state_dict().items()
 
 
+# Names of the first BERT files, which the library still reads.
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
 class FolderSource(Source):
     """A folder with config.json and safetensors shards."""
 
@@ -151,7 +155,10 @@ class FolderSource(Source):
             try:
                 with safe_open(shard, framework="pt") as file:
                     for name in file.keys():  # noqa: SIM118  safe_open is no mapping
-                        yield name, file.get_tensor(name)
+                        tensor = file.get_tensor(name)
+                        for old, new in _OLD_NAMES.items():
+                            name = name.replace(old, new)
+                        yield name, tensor
             except SafetensorError as error:
                 raise ConversionError(f"{shard}: damaged or cut short: {error}") from error
 

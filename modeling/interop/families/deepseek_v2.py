@@ -29,7 +29,7 @@ FAMILY = Family(
     config_fields=LATENT_FIELDS,
     fixed=LATENT_FIXED | {"norm_topk_prob": False, "group_score": "max", "position_layout": "interleaved"},
     # The class ignores norm_topk_prob, which the published code reads; its mlp_bias leaves the experts out.
-    foreign_fixed={"rms_norm_eps": 1e-6, "norm_topk_prob": False, "mlp_bias": False, "pretraining_tp": 1},
+    foreign_fixed={"norm_topk_prob": False, "mlp_bias": False, "pretraining_tp": 1},
     read=read,
     write=write,
     # Both are read where topk_method is the grouped one; else they say nothing, and come back as 1.

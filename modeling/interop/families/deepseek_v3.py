@@ -82,7 +82,7 @@ FAMILY = Family(
     heads=heads("DeepseekV3", "causal_lm", "base", "sequence_classification", "token_classification"),
     config_fields=LATENT_FIELDS | {name: name for name in ("norm_topk_prob", "n_group", "topk_group")},
     fixed=LATENT_FIXED | {"router": "sigmoid", "router_score_bias": True, "group_score": "top2"},
-    foreign_fixed={"rms_norm_eps": 1e-6, "pretraining_tp": 1},
+    foreign_fixed={"pretraining_tp": 1},
     read=read,
     write=write,
     # Heads that predict further tokens; the class holds none of their weights.

@@ -29,6 +29,7 @@ def write(config: AnyformerConfig) -> dict[str, Any]:
 
 FAMILY = Family(
     model_type="gemma3_text",
+    nested_rope=True,
     heads={
         "causal_lm": "Gemma3ForCausalLM",
         "base": "Gemma3TextModel",

@@ -25,6 +25,7 @@ def write(config: AnyformerConfig) -> dict[str, Any]:
 
 FAMILY = Family(
     model_type="glm4",
+    partial_rotary=True,
     heads=heads("Glm4", "causal_lm", "base", "sequence_classification", "token_classification"),
     config_fields=without(CONFIG_FIELDS, "rope_parameters") | {"attention_bias": "attention_bias"},
     fixed=FIXED

@@ -23,6 +23,7 @@ def fused_layer(block: str, attention: str) -> dict[Any, Any]:
 
 FAMILY = Family(
     model_type="gpt_neox",
+    partial_rotary=True,
     heads=heads("GPTNeoX"),
     config_fields={
         "vocab_size": "vocab_size",

@@ -9,6 +9,7 @@ BLOCK = "transformer.h.{layer}."
 
 FAMILY = Family(
     model_type="gptj",
+    partial_rotary=True,
     heads=heads("GPTJ", "causal_lm", "base", "sequence_classification", "question_answering"),
     config_fields={
         "vocab_size": "vocab_size",

@@ -46,6 +46,7 @@ def write(config: AnyformerConfig) -> dict[str, Any]:
 
 FAMILY = Family(
     model_type="modernbert",
+    nested_rope=True,
     heads={"masked_lm": "ModernBertForMaskedLM", "base": "ModernBertModel"},
     config_fields={
         "vocab_size": "vocab_size",

@@ -5,6 +5,7 @@ from .llama import CONFIG_FIELDS, NORMS, WEIGHTS, heads
 
 FAMILY = Family(
     model_type="nemotron",
+    partial_rotary=True,
     heads=heads("Nemotron", "causal_lm", "base", "sequence_classification", "token_classification"),
     config_fields=CONFIG_FIELDS
     | {

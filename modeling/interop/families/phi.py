@@ -6,6 +6,7 @@ from .llama import ATTENTION, CONFIG_FIELDS, OUTSIDE, heads
 
 FAMILY = Family(
     model_type="phi",
+    partial_rotary=True,
     heads=heads("Phi", "causal_lm", "base", "sequence_classification", "token_classification"),
     config_fields={ours: theirs for ours, theirs in CONFIG_FIELDS.items() if ours != "head_dim"}
     | {"norm_eps": "layer_norm_eps", "hidden_dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop"},

@@ -28,6 +28,7 @@ def write(config: AnyformerConfig) -> dict[str, Any]:
 
 FAMILY = Family(
     model_type="phi3",
+    partial_rotary=True,
     heads=heads("Phi3", "causal_lm", "base", "sequence_classification", "token_classification"),
     config_fields=without(CONFIG_FIELDS, "head_dim", "rope_parameters")
     | {"hidden_dropout": "resid_pdrop", "sliding_window": "sliding_window"},

@@ -5,6 +5,7 @@ from .llama import CONFIG_FIELDS, NORMS, WEIGHTS, heads
 
 FAMILY = Family(
     model_type="stablelm",
+    partial_rotary=True,
     heads=heads("StableLm", "causal_lm", "base", "sequence_classification", "token_classification"),
     config_fields={ours: theirs for ours, theirs in CONFIG_FIELDS.items() if ours != "head_dim"}
     | {"norm_eps": "layer_norm_eps", "attention_bias": "use_qkv_bias", "hidden_dropout": "hidden_dropout"},
