@@ -15,6 +15,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .modeling import AnyformerConfig as AnyformerConfig
     from .modeling import AnyformerForCausalLM as AnyformerForCausalLM
+    from .modeling import AnyformerForConditionalGeneration as AnyformerForConditionalGeneration
+    from .modeling import AnyformerForMaskedLM as AnyformerForMaskedLM
+    from .modeling import AnyformerForPreTraining as AnyformerForPreTraining
+    from .modeling import AnyformerForQuestionAnswering as AnyformerForQuestionAnswering
+    from .modeling import AnyformerForSequenceClassification as AnyformerForSequenceClassification
+    from .modeling import AnyformerForTokenClassification as AnyformerForTokenClassification
     from .modeling import AnyformerModel as AnyformerModel
     from .modeling.interop import from_hf as from_hf
     from .modeling.interop import to_hf as to_hf
@@ -24,6 +30,12 @@ __version__ = importlib.metadata.version("anyformer")
 _PUBLIC = {
     "AnyformerConfig": "modeling",
     "AnyformerForCausalLM": "modeling",
+    "AnyformerForConditionalGeneration": "modeling",
+    "AnyformerForMaskedLM": "modeling",
+    "AnyformerForPreTraining": "modeling",
+    "AnyformerForQuestionAnswering": "modeling",
+    "AnyformerForSequenceClassification": "modeling",
+    "AnyformerForTokenClassification": "modeling",
     "AnyformerModel": "modeling",
     "from_hf": "modeling.interop",
     "to_hf": "modeling.interop",

@@ -300,6 +300,14 @@ class AnyformerConfig(PreTrainedConfig):
         dense = min(max(self.first_k_dense_replace, 0), layers)
         self.mlp_layer_types = ["dense"] * dense + self.mlp_layer_types[dense:]
 
+    def _follow_layers(self, given: Mapping[str, Any]) -> None:
+        """After an override of the number of layers: what is the same for every layer goes with it."""
+        if self.architecture != "encoder-decoder" and "num_encoder_layers" not in given:
+            self.num_encoder_layers = self.num_hidden_layers
+        for name in ("layer_types", "mlp_layer_types"):
+            if name not in given and len(set(getattr(self, name))) == 1:
+                setattr(self, name, getattr(self, name)[:1] * self.num_hidden_layers)
+
     @property
     def qk_head_dim(self) -> int | None:
         """Width of a latent-attention key: tells the library that a cache cannot be sized from `head_dim`."""
@@ -354,7 +362,8 @@ class AnyformerConfig(PreTrainedConfig):
         wants_unused = kwargs.get("return_unused_kwargs", False)
         result = super().from_dict(dict(config_dict), **{**kwargs, "return_unused_kwargs": True})
         config, unused = result
-        # Overrides are set one by one after construction: what they add up to is checked here.
+        # Overrides are set one by one after construction: what they add up to is derived and checked here.
+        config._follow_layers(kwargs)
         if config.rope_parameters:
             config.standardize_rope_params()
         config.validate()

@@ -1,14 +1,14 @@
-"""What a config costs, without building it: parameters, FLOPs and cache bytes as closed formulas."""
+"""What a config costs, without weights: parameters, FLOPs and cache bytes.
 
-from collections.abc import Callable
+Parameters are counted on the model itself, built without storage, so that a block that somebody registers counts by
+itself. FLOPs and cache are closed formulas.
+"""
+
+import copy
 from dataclasses import dataclass
 from typing import Any
 
-NORM_PARAMETERS: dict[str, Callable[[int], int]] = {
-    "rmsnorm": lambda size: size,
-    "layernorm": lambda size: 2 * size,
-}
-MLP_MATRICES = {"gated": 3, "dense": 2}
+import torch
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,16 @@ class Counts:
     """The costs of one architecture.
 
     Attributes:
-        parameters: number by part (embeddings, attention, mlp, norms, head); a tied head counts nothing.
+        parameters: number by part (embeddings, attention, mlp, experts, router, norms, head); what is tied counts once.
+        active_parameters: those that one token uses: of the routed experts, `num_experts_per_tok`.
         forward_flops: multiplications and additions of one forward pass over one sequence, logits of every
-            position included; attention counts the full square, as the kernels compute it.
-        cache_values_per_token: numbers kept a token in the key/value cache, over all layers.
+            position included; attention counts the full square, as the kernels compute it. An encoder-decoder
+            reads a sequence of that length on both sides.
+        cache_values_per_token: numbers kept a token in the cache, over all layers, within their windows.
     """
 
     parameters: dict[str, int]
+    active_parameters: int
     forward_flops: int
     cache_values_per_token: int
 
@@ -35,32 +38,74 @@ class Counts:
         return self.cache_values_per_token * bytes_per_value
 
 
+PARTS = {
+    "router": (".router.",),
+    "experts": (".experts.",),
+    "norms": ("norm",),
+    "embeddings": ("embed_tokens", "token_type_embeddings", "positions."),
+    "attention": ("self_attn.", "cross_attn."),
+    "mlp": (".mlp.",),
+}
+
+
+def part_of(name: str) -> str:
+    """The part of `Counts.parameters` that a parameter belongs to."""
+    return next((part for part, marks in PARTS.items() if any(mark in name for mark in marks)), "head")
+
+
 def count(config: Any, sequence_length: int = 1) -> Counts:
-    """The `Counts` of a decoder config for one sequence of `sequence_length` tokens.
+    """The `Counts` of a config under the head of its shape, for one sequence of `sequence_length` tokens."""
+    model = _empty_model(config)
+    parameters = {part: 0 for part in ("embeddings", "attention", "mlp", "experts", "router", "norms", "head")}
+    for name, parameter in model.named_parameters():  # what is tied appears once
+        parameters[part_of(name)] += parameter.numel()
+    idle = 0
+    if config.num_experts:
+        idle = parameters["experts"] // config.num_experts * (config.num_experts - config.num_experts_per_tok)
+    flops = sum(_linear_flops(name, module, config) for name, module in model.named_modules()) * sequence_length
+    return Counts(
+        parameters,
+        sum(parameters.values()) - idle,
+        flops + _attention_flops(config) * sequence_length**2,
+        0 if config.architecture == "encoder" else config.num_hidden_layers * _cached_values(config),
+    )
 
-    Raises:
-        NotImplementedError: for a registered variant whose size nobody has stated in this file.
-    """
-    for field, table in (("norm", NORM_PARAMETERS), ("mlp", MLP_MATRICES)):
-        if getattr(config, field) not in table:
-            raise NotImplementedError(f"counting.py does not know the size of {field}={getattr(config, field)!r}")
-    hidden, layers, inner = config.hidden_size, config.num_hidden_layers, config.intermediate_size
-    query = config.num_attention_heads * config.head_dim
-    key_value = config.num_key_value_heads * config.head_dim
 
-    projections = hidden * query + 2 * hidden * key_value + query * hidden
-    attention = projections + config.attention_bias * (query + 2 * key_value) + config.attention_out_bias * hidden
-    matrices = MLP_MATRICES[config.mlp]
-    feed_forward = matrices * hidden * inner
-    mlp = feed_forward + config.mlp_bias * ((matrices - 1) * inner + hidden)
-    head = config.vocab_size * hidden
-    parameters = {
-        "embeddings": config.vocab_size * hidden,
-        "attention": layers * attention,
-        "mlp": layers * mlp,
-        "norms": (2 * layers + 1) * NORM_PARAMETERS[config.norm](hidden),
-        "head": (0 if config.tie_word_embeddings else head) + config.lm_head_bias * config.vocab_size,
-    }
-    scores = 2 * 2 * query * sequence_length**2  # q k^T and weights v, two FLOPs a multiply-add
-    linear = 2 * sequence_length * (layers * (projections + feed_forward) + head)
-    return Counts(parameters, linear + layers * scores, 2 * layers * key_value)
+def _empty_model(config: Any) -> torch.nn.Module:
+    """The model with the head of its shape, without storage."""
+    from transformers.initialization import no_init_weights
+
+    from .heads import HEADS
+
+    head = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder": "seq2seq_lm"}[config.architecture]
+    with torch.device("meta"), no_init_weights():
+        return HEADS[head](copy.deepcopy(config))
+
+
+def _linear_flops(name: str, module: torch.nn.Module, config: Any) -> int:
+    """FLOPs a token of the matrix products that a module itself does."""
+    if isinstance(module, torch.nn.Linear):
+        return 2 * module.in_features * module.out_features
+    if name.endswith(".experts"):
+        matrices = [p for p in module.parameters(recurse=False) if p.dim() == 3]
+        return 2 * config.num_experts_per_tok * sum(p.shape[1] * p.shape[2] for p in matrices)
+    if name.endswith(".router"):
+        return 2 * config.hidden_size * config.num_experts
+    return 0
+
+
+def _attention_flops(config: Any) -> int:
+    """FLOPs of scores and weighted values for each pair of positions, over all layers."""
+    heads = config.num_attention_heads
+    width = config.qk_head_dim + config.v_head_dim if config.attention == "mla" else 2 * config.head_dim
+    crossing = 2 * (config.qk_head_dim or config.head_dim)
+    if config.architecture != "encoder-decoder":
+        return 2 * heads * width * config.num_hidden_layers
+    return 2 * heads * (width * (config.num_hidden_layers + config.num_encoder_layers) + crossing * config.num_hidden_layers)
+
+
+def _cached_values(config: Any) -> int:
+    """Numbers that one layer keeps of one token; the encoder's keys and values are kept once, not a token."""
+    if config.attention == "mla":
+        return config.kv_lora_rank + config.qk_rope_head_dim
+    return 2 * config.num_key_value_heads * config.head_dim

@@ -58,6 +58,12 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         self._no_split_modules = [LAYERS[config.norm_position].__name__]
 
     def post_init(self) -> None:
+        # All that may be tied, by name: what is tied now, the config says (`get_expanded_tied_weights_keys`).
+        prefix = "" if self.base_model is self else f"{self.base_model_prefix}."
+        tied = {"lm_head.weight": f"{prefix}embed_tokens.weight"} if hasattr(self, "lm_head") else {}
+        if getattr(self.base_model, "encoder", None) is not None:
+            tied[f"{prefix}encoder.embed_tokens.weight"] = f"{prefix}embed_tokens.weight"
+        self._tied_weights_keys = tied
         self._state_ranges()
         super().post_init()
 
@@ -104,17 +110,16 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any):
         """As the base class, but a weight that the checkpoint lacks is an error, never a random tensor.
 
-        A classifier that is put on a checkpoint without one is the exception: `new_head=True` allows it.
+        The exception is a classifier put on the checkpoint of another class: its last layer starts at random.
 
         Raises:
             ValueError: names the absent weights; for an absent head also the flag `tie_word_embeddings`.
         """
-        new_head = kwargs.pop("new_head", False)
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
         missing = sorted(info["missing_keys"])
-        if new_head:
-            missing = [name for name in missing if name.startswith("model.")]
+        if cls.__name__ not in (model.config.architectures or ()):
+            missing = [name for name in missing if not name.startswith(("score.", "qa_outputs."))]
         if missing:
             shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             hint = ""
@@ -123,8 +128,6 @@ class AnyformerPreTrainedModel(PreTrainedModel):
                     f" config.tie_word_embeddings is {model.config.tie_word_embeddings}: set it to true if the head "
                     "shares the input embedding."
                 )
-            elif not any(name.startswith("model.") for name in missing):
-                hint = " Pass new_head=True to start with a random head."
             raise ValueError(f"The checkpoint has no weights for {shown}.{hint}")
         if model.config.tie_word_embeddings:
             model._untie_if_head_differs()

@@ -29,9 +29,10 @@ def tiny():
     """Builds a tiny random model; overrides are config fields. Large weights, so that faults show."""
     import torch
 
-    from anyformer import AnyformerConfig, AnyformerForCausalLM
+    from anyformer import AnyformerConfig
+    from anyformer.modeling import HEADS
 
-    def build(seed: int = 0, attn_implementation: str = "sdpa", **fields):
+    def build(seed: int = 0, attn_implementation: str | None = "sdpa", head: str = "causal_lm", **fields):
         torch.manual_seed(seed)
         values = {
             "vocab_size": 101,
@@ -47,7 +48,7 @@ def tiny():
             "eos_token_id": 2,
         }
         config = AnyformerConfig(**(values | fields), attn_implementation=attn_implementation)
-        return AnyformerForCausalLM(config).eval()
+        return HEADS[head](config).eval()
 
     return build
 

@@ -107,6 +107,7 @@ def import_model(
     config = config or family.from_foreign_config(opened.config, head)
     state_dict, report = _our_state_dict(opened, family, head, config)
     dtype = dtype or next(iter(state_dict.values())).dtype
+    config.architectures = [HEADS[head].__name__]  # so that an absent head is an error
     try:
         model = HEADS[head].from_pretrained(None, config=config, state_dict=state_dict, dtype=dtype)
     except ValueError as error:
@@ -305,7 +306,7 @@ def outputs_of(model: PreTrainedModel, input_ids: torch.Tensor, mask: torch.Tens
     Args:
         mask: [batch, length], 1 for real tokens. A stock class is given the positions that follow from it, where it
             takes positions; ours finds them by itself.
-        shift: added to the positions, of both.
+        shift: added to the positions, of both; stock encoder-decoders take none.
 
     An encoder-decoder reads `input_ids` on both sides.
     """
@@ -316,8 +317,6 @@ def outputs_of(model: PreTrainedModel, input_ids: torch.Tensor, mask: torch.Tens
     known = inspect.signature(model.forward).parameters
     if model.config.is_encoder_decoder:
         arguments |= {"decoder_input_ids": input_ids, "decoder_attention_mask": mask}
-        if shift and "decoder_position_ids" in known:
-            arguments["decoder_position_ids"] = positions
     elif "position_ids" in known and (shift or not isinstance(model, AnyformerPreTrainedModel)):
         arguments["position_ids"] = positions
     output = model(**arguments)

@@ -143,6 +143,7 @@ class Family:
             f"{name}={getattr(foreign, name)!r} (only {getattr(again, name)!r} can be imported)"
             for name in self.own_fields(type(foreign))
             if name not in self.free_fields and _plain(getattr(foreign, name)) != _plain(getattr(again, name))
+            and not (name == "pad_token_id" and foreign.pad_token_id == -1)
         ]
         if lost:
             raise ConversionError(f"{self.model_type} config cannot be imported exactly: " + "; ".join(lost))

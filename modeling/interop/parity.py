@@ -37,7 +37,7 @@ class Parity:
 
     Attributes:
         plain, left, right, shifted: largest absolute difference of the outputs on a batch without padding, with left
-            padding, with right padding, at positions from 7 on.
+            padding, with right padding, at positions from 7 on (where the stock class takes positions).
         generated: 12 greedy tokens with a cache are those of the stock class, for a left-padded batch; None: no head
             that generates.
         round_trip: every weight is bit-equal after import and export, and the config is the same.
@@ -87,21 +87,24 @@ def measure(family: Family, example: Mapping[str, Any] | None = None, head: str 
     def difference(mask: torch.Tensor, shift: int = 0) -> float:
         batch = tokens * mask
         ours = outputs_of(model, batch, mask, shift)
-        if _numbers_padding(stock, model) and not mask.all():
-            gaps = [
-                ours[i : i + 1, mask[i].bool()] - outputs_of(stock, row[None], torch.ones_like(row)[None])
-                for i, row in enumerate(batch[i][mask[i].bool()] for i in range(len(batch)))
-            ]
-            return max(gap.abs().max().item() for gap in gaps)
+        # Stock classifiers that read the first token read padding there.
+        first = ours.dim() == 2 and model.config.classifier_pooling == "first"
+        if (first or _numbers_padding(stock, model)) and not mask.all():
+            return max(alone(*each) for each in zip(ours, batch, mask.bool(), strict=True))
         gap = ours - outputs_of(stock, batch, mask, shift)
         return (gap * mask[..., None] if gap.dim() == 3 else gap).abs().max().item()
+
+    def alone(out: torch.Tensor, row: torch.Tensor, real: torch.Tensor) -> float:
+        """A padded row against the stock class on the row without padding."""
+        theirs = outputs_of(stock, row[real][None], torch.ones_like(row[real])[None])[0]
+        return ((out[real] if out.dim() == 2 else out) - theirs).abs().max().item()
 
     plain, padded_left, padded_right = difference(full), difference(left), difference(left.flip(1))
     return Parity(
         plain,
         padded_left,
         padded_right,
-        difference(full, shift=7),
+        difference(full, shift=0 if _numbers_padding(stock, model) else 7),
         _same_tokens(model, stock, tokens * left, left) if model.can_generate() else None,
         _round_trip(model, stock, family),
     )

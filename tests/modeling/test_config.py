@@ -66,7 +66,7 @@ IMPOSSIBLE = [
         ["short_factor", "above 0"],
     ),
     ({"head_dim": 2, "rope_parameters": {"rope_type": "dynamic", "factor": 2}}, ["head_dim=2", "exceed 2"]),
-    ({"is_encoder_decoder": True}, ["is_encoder_decoder=True"]),
+    ({"architecture": "decoder-only"}, ["architecture='decoder-only'", "did you mean 'decoder'?"]),
 ]
 
 
@@ -147,6 +147,8 @@ def test_defaults_are_derived():
     "fields",
     [
         {"norm_eps": 1e-5, "rms_norm_eps": 1e-3},
+        {"num_experts": 4, "num_local_experts": 8},
+        {"is_encoder_decoder": True},
         {"rms_norm_eps": 1e-5, "layer_norm_eps": 1e-3},
         {"rope_parameters": {"rope_theta": 5.0}, "rope_theta": 7.0},
         {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"type": "linear", "factor": 2.0}},

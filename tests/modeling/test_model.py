@@ -10,7 +10,7 @@ from torch import nn
 from transformers import DynamicCache, Trainer, TrainingArguments
 
 from anyformer.modeling.attention import eager_attention_forward
-from anyformer.modeling.positions import RotaryPositions
+from anyformer.modeling.positions import RotaryTable
 
 YARN = {"rope_type": "yarn", "original_max_position_embeddings": 32}
 ROPES = {
@@ -254,27 +254,27 @@ YARN_FACTORS = [
 def test_yarn_magnitude_of_cos_and_sin(tiny, keys, factor):
     # The largest angle turns fastest: its cos^2 + sin^2 is the squared magnitude.
     model = tiny(rope_parameters=YARN | keys)
-    cos, sin = model.model.rotary_emb(torch.zeros(1, 1), torch.arange(50)[None])
+    cos, sin = model.model.positions.tables["all"](torch.zeros(1, 1), torch.arange(50)[None])
     torch.testing.assert_close((cos**2 + sin**2).sqrt(), torch.full_like(cos, factor), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
 def test_frequencies_survive_load_and_cast(tiny, tmp_path, rope):
     model = tiny(rope_parameters=rope)
-    expected = model.model.rotary_emb.frequencies()[0]
+    expected = model.model.positions.tables["all"].frequencies()[0]
     model.save_pretrained(tmp_path)
     junk = [torch.full((2, 2), float("nan")) for _ in range(20000)]  # so that fresh memory is not zero by luck
     del junk
     for dtype in (torch.float32, torch.bfloat16):
-        rotary = type(model).from_pretrained(tmp_path, dtype=dtype).model.rotary_emb
+        rotary = type(model).from_pretrained(tmp_path, dtype=dtype).model.positions.tables["all"]
         assert torch.equal(rotary.inv_freq, expected)
         assert torch.equal(rotary.original_inv_freq, expected)
-    rotary = model.to(torch.bfloat16).float().to(torch.bfloat16).model.rotary_emb
+    rotary = model.to(torch.bfloat16).float().to(torch.bfloat16).model.positions.tables["all"]
     assert torch.equal(rotary.inv_freq, expected)
 
 
 def test_phases_at_position_8000_in_bfloat16(tiny):
-    rotary = tiny(max_position_embeddings=16384).to(torch.bfloat16).model.rotary_emb
+    rotary = tiny(max_position_embeddings=16384).to(torch.bfloat16).model.positions.tables["all"]
     cos, sin = rotary(torch.zeros(1, 1, dtype=torch.bfloat16), torch.tensor([[8000]]))
     phase = 8000 * 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8).repeat(2)
     torch.testing.assert_close(cos[0, 0].double(), phase.cos(), rtol=0, atol=4e-3)  # bf16 rounding of values below 1
@@ -288,8 +288,8 @@ def test_rotary_depends_on_distance_alone():
     frequency = 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8).repeat(2)
 
     def score(at, to):
-        q, _ = apply_rotary(query, key, (at * frequency).cos()[None, None], (at * frequency).sin()[None, None])
-        _, k = apply_rotary(query, key, (to * frequency).cos()[None, None], (to * frequency).sin()[None, None])
+        q = apply_rotary(query, (at * frequency).cos()[None, None], (at * frequency).sin()[None, None])
+        k = apply_rotary(key, (to * frequency).cos()[None, None], (to * frequency).sin()[None, None])
         return (q * k).sum().item()
 
     assert math.isclose(score(7, 4), score(103, 100), rel_tol=1e-9)
@@ -352,7 +352,7 @@ def test_a_registered_block_works_everywhere(tiny):
 
 def test_dynamic_rope_stretches_beyond_the_trained_length(tiny):
     model = tiny(rope_parameters=ROPES["dynamic"], max_position_embeddings=16)
-    rotary: RotaryPositions = model.model.rotary_emb
+    rotary: RotaryTable = model.model.positions.tables["all"]
     short = rotary.inv_freq.clone()
     model(ids(1, 40))
     # NTK-aware: base * (factor * L / L0 - (factor - 1))^(d / (d - 2)), L = 40, L0 = 16, d = 8
@@ -424,7 +424,7 @@ def test_frequencies_come_back_from_the_meta_device(tiny):
     with torch.device("meta"):
         empty = type(model)(model.config)
     empty.to_empty(device="cpu").load_state_dict(model.state_dict())
-    assert torch.equal(empty.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+    assert torch.equal(empty.model.positions.tables["all"].inv_freq, model.model.positions.tables["all"].inv_freq)
 
 
 def test_label_smoothing_of_the_trainer_shifts(tiny, tmp_path):

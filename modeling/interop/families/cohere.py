@@ -1,7 +1,7 @@
 """Command R and Aya (Aryabumi et al. 2024, arXiv:2405.15032)."""
 
 from ..family import Family, layers
-from .llama import ATTENTION, CONFIG_FIELDS, FIXED, MLP, OUTSIDE, heads, without
+from .llama import ATTENTION, CONFIG_FIELDS, FIXED, MLP, OUTSIDE, head_dim_if_needed, heads, unstated_head_dim, without
 
 QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 COHERE_FIELDS = without(CONFIG_FIELDS, "head_dim") | {
@@ -23,8 +23,8 @@ FAMILY = Family(
     heads=heads("Cohere", "causal_lm", "base"),
     config_fields=COHERE_FIELDS,
     fixed=COHERE_FIXED,
-    read=lambda foreign: {"qk_norm": "separate" if foreign.use_qk_norm else "none"},
-    write=lambda config: {"use_qk_norm": config.qk_norm != "none"},
+    read=lambda foreign: unstated_head_dim(foreign) | {"qk_norm": "separate" if foreign.use_qk_norm else "none"},
+    write=lambda config: head_dim_if_needed(config) | {"use_qk_norm": config.qk_norm != "none"},
     weights=COHERE_WEIGHTS | layers(QK_NORMS),
     examples=(
         {},
@@ -35,6 +35,10 @@ FAMILY = Family(
             "logit_scale": 0.8333333333333334,
             "tie_word_embeddings": False,
         },
-        {"use_qk_norm": True, "rope_parameters": {"rope_type": "linear", "rope_theta": 8e6, "factor": 2.0}},
+        {
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 8e6, "factor": 2.0},
+        },
     ),
 )

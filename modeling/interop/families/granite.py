@@ -4,12 +4,13 @@ from typing import Any
 
 from ...configuration_anyformer import AnyformerConfig
 from ..family import Family
-from .llama import CONFIG_FIELDS, FIXED, WEIGHTS, heads, without
+from .llama import CONFIG_FIELDS, FIXED, WEIGHTS, head_dim_if_needed, heads, unstated_head_dim, without
 
 
 def read(foreign: Any) -> dict[str, Any]:
-    multiplier, head_dim = foreign.attention_multiplier, foreign.hidden_size // foreign.num_attention_heads
-    return {
+    multiplier, stated = foreign.attention_multiplier, unstated_head_dim(foreign)
+    head_dim = stated["head_dim"] or foreign.hidden_size // foreign.num_attention_heads
+    return stated | {
         "attention_multiplier": None if multiplier == head_dim**-0.5 else multiplier,
         "logit_scale": 1.0 / foreign.logits_scaling,
     }
@@ -17,7 +18,7 @@ def read(foreign: Any) -> dict[str, Any]:
 
 def write(config: AnyformerConfig) -> dict[str, Any]:
     multiplier = config.attention_multiplier
-    return {
+    return head_dim_if_needed(config) | {
         "attention_multiplier": config.head_dim**-0.5 if multiplier is None else multiplier,
         "logits_scaling": inverse(config.logit_scale),
     }
@@ -48,7 +49,8 @@ FAMILY = Family(
     write=write,
     weights=WEIGHTS,
     examples=(
-        {},
+        # The usual factor and mild weights: with the default factor of 1 rounding alone reaches the tolerance.
+        {"attention_multiplier": 8**-0.5, "initializer_range": 0.25},
         {
             "num_key_value_heads": 4,
             "attention_bias": True,

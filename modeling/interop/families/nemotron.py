@@ -6,7 +6,8 @@ from .llama import CONFIG_FIELDS, NORMS, WEIGHTS, heads
 FAMILY = Family(
     model_type="nemotron",
     partial_rotary=True,
-    heads=heads("Nemotron", "causal_lm", "base", "sequence_classification", "token_classification"),
+    heads=heads("Nemotron"),
+    head_prefixes={"question_answering": "transformer."},
     config_fields=CONFIG_FIELDS
     | {
         "norm_eps": "norm_eps",

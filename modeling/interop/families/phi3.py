@@ -3,9 +3,9 @@
 from typing import Any
 
 from ...configuration_anyformer import AnyformerConfig
-from ..family import Family
+from ..family import Family, layers
 from ..transforms import Split, qkv_sizes
-from .llama import CONFIG_FIELDS, FIXED, WEIGHTS, heads, without
+from .llama import CONFIG_FIELDS, FIXED, NORMS, OUTSIDE, heads, without
 
 LAYER = "model.layers.{layer}."
 
@@ -38,9 +38,8 @@ FAMILY = Family(
     # The stock class has a dropout on the embeddings in its config only; the original length is in longrope's
     # parameters too, and without longrope it means nothing.
     free_fields=("embd_pdrop", "original_max_position_embeddings"),
-    weights=without(
-        WEIGHTS, *(f"{LAYER}{part}.weight" for part in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"))
-    )
+    weights=OUTSIDE
+    | layers(("self_attn.o_proj.weight", "mlp.down_proj.weight", *NORMS))
     | {
         tuple(f"{LAYER}self_attn.{part}_proj.weight" for part in "qkv"): Split(
             f"{LAYER}self_attn.qkv_proj.weight", sizes=qkv_sizes

@@ -1,15 +1,30 @@
 """Qwen 1.5, 2 and 2.5 (Yang et al. 2024, arXiv:2407.10671 and arXiv:2412.15115)."""
 
 from ..family import Family
-from .llama import CONFIG_FIELDS, FIXED, WEIGHTS, heads, layers_and_window, window, without
+from .llama import (
+    CONFIG_FIELDS,
+    FIXED,
+    WEIGHTS,
+    head_dim_if_needed,
+    heads,
+    layers_and_window,
+    unstated_head_dim,
+    window,
+    without,
+)
 
 FAMILY = Family(
     model_type="qwen2",
-    heads=heads("Qwen2", "causal_lm", "base", "sequence_classification", "token_classification"),
+    heads=heads("Qwen2"),
+    head_prefixes={"question_answering": "transformer."},
     config_fields=without(CONFIG_FIELDS, "head_dim"),
     fixed=FIXED | {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
-    read=window,
-    write=lambda config: layers_and_window(config) | {"use_sliding_window": config.sliding_window is not None},
+    read=lambda foreign: window(foreign) | unstated_head_dim(foreign),
+    write=lambda config: (
+        layers_and_window(config)
+        | head_dim_if_needed(config)
+        | {"use_sliding_window": config.sliding_window is not None}
+    ),
     # The window is read where a layer has it; the other two only help the class to fill in the first.
     free_fields=("sliding_window", "use_sliding_window", "max_window_layers"),
     weights=WEIGHTS,
@@ -23,6 +38,7 @@ FAMILY = Family(
             "tie_word_embeddings": True,
         },
         {
+            "head_dim": 16,
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 1e6,

@@ -21,7 +21,8 @@ def write(config: AnyformerConfig) -> dict[str, Any]:
 
 FAMILY = Family(
     model_type="qwen3_moe",
-    heads=heads("Qwen3Moe", "causal_lm", "base", "sequence_classification", "token_classification"),
+    heads=heads("Qwen3Moe"),
+    head_prefixes={"question_answering": "transformer."},
     config_fields=FIELDS | {"attention_bias": "attention_bias", "attention_out_bias": "attention_bias"},
     fixed={name: value for name, value in FIXED.items() if name != "attention_out_bias"} | {"qk_norm": "head"},
     read=read,

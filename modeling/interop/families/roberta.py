@@ -16,12 +16,12 @@ def _read(foreign: Any) -> dict[str, Any]:
 
 FAMILY = Family(
     model_type="roberta",
-    # The sequence classifier has a layer of its own where ours has the pooler, under other names: not covered.
     heads={
         "masked_lm": "RobertaForMaskedLM",
         "base": "RobertaModel",
         "token_classification": "RobertaForTokenClassification",
         "question_answering": "RobertaForQuestionAnswering",
+        "sequence_classification": "RobertaForSequenceClassification",
     },
     config_fields=CONFIG_FIELDS,
     # The masked-LM head is built with gelu whatever hidden_act says.
@@ -42,7 +42,16 @@ FAMILY = Family(
     },
     # The class adds the decoder's bias; files hold one of the two or both.
     tied={"lm_head.bias": "lm_head.decoder.bias"},
-    pooler_heads=("base",),
+    pooler_heads=("base", "sequence_classification"),
+    # The sequence classifier's first layer is our pooler under another name.
+    head_weights={
+        "sequence_classification": {
+            f"{ours}.{kind}": f"classifier.{theirs}.{kind}"
+            for ours, theirs in (("model.pooler.dense", "dense"), ("score", "out_proj"))
+            for kind in KINDS
+        }
+    },
+    first_position=lambda foreign: foreign.pad_token_id + 1,
     prefix="roberta.",
     ignored_weights=("roberta.embeddings.position_ids",),
     examples=(

@@ -186,7 +186,8 @@ CONFIGS = [
     ({"pretraining_tp": 2}, "pretraining_tp=2"),
     ({"model_type": "mamba"}, "'mamba' has no family file.*known: llama"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "dequantise"),
-    ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "proportional"),
+    ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "spiral"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary"),
     ({"num_attention_heads": "x"}, "num_attention_heads"),
 ]
 
@@ -233,7 +234,7 @@ EXPORTS = [
 @pytest.mark.parametrize(("fields", "message"), EXPORTS)
 def test_what_llama_cannot_express_is_not_exported(tiny, fields, message):
     with pytest.raises(ConversionError, match=f"llama cannot express.*{message}"):
-        anyformer.to_hf(tiny(**fields))
+        anyformer.to_hf(tiny(**fields), model_type="llama")
 
 
 def test_export_to_an_unknown_family(tiny):
