@@ -29,13 +29,16 @@ from .outputs import AnyformerHeadOutput, AnyformerModelOutput
 class AnyformerHead(AnyformerPreTrainedModel):
     """A body under a head.
 
+    Args:
+        pooled: the head reads the pooler, where the config has one.
+
     Attributes:
         shapes: the architectures that the head fits.
     """
 
     shapes: tuple[str, ...] = ("decoder", "encoder", "encoder-decoder")
 
-    def __init__(self, config: AnyformerConfig) -> None:
+    def __init__(self, config: AnyformerConfig, pooled: bool = False) -> None:
         if config.architecture not in self.shapes:
             right = [cls.__name__ for cls in HEADS.values() if config.architecture in getattr(cls, "shapes", ())]
             raise ValueError(
@@ -43,7 +46,7 @@ class AnyformerHead(AnyformerPreTrainedModel):
                 f"{config.architecture!r}; that goes with {', '.join(right)}"
             )
         super().__init__(config)
-        self.model = AnyformerModel(config)
+        self.model = AnyformerModel(config, add_pooling_layer=pooled)
 
     def _output(self, outputs: AnyformerModelOutput, **fields: Any) -> AnyformerHeadOutput:
         kept = {name: value for name, value in outputs.items() if name not in ("last_hidden_state", "pooler_output")}
@@ -89,8 +92,8 @@ class LanguageModelHead(AnyformerHead):
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # type: ignore[dict-item]  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
-    def __init__(self, config: AnyformerConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: AnyformerConfig, pooled: bool = False) -> None:
+        super().__init__(config, pooled)
         self.lm_head_transform = HeadTransform(config) if config.head_transform else None
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
 
@@ -316,9 +319,9 @@ class AnyformerForPreTraining(LanguageModelHead):
     shapes = ("encoder",)
 
     def __init__(self, config: AnyformerConfig) -> None:
-        super().__init__(config)
         if not config.pooler:
             raise ValueError("AnyformerForPreTraining reads the pooler: set pooler=True in the config")
+        super().__init__(config, pooled=True)
         self.nsp_head = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
@@ -372,10 +375,8 @@ class AnyformerForPreTraining(LanguageModelHead):
 class ClassifierHead(AnyformerHead):
     """A linear layer over hidden states; of an encoder-decoder, those of its decoder reading the text shifted right."""
 
-    outputs_name = "score"
-
-    def __init__(self, config: AnyformerConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: AnyformerConfig, pooled: bool = False) -> None:
+        super().__init__(config, pooled)
         dropout = config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(dropout)
 
@@ -393,7 +394,7 @@ class AnyformerForSequenceClassification(ClassifierHead):
     """One set of logits for a text: a classifier, or with `num_labels` 1 a reward model."""
 
     def __init__(self, config: AnyformerConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, pooled=config.classifier_pooling == "first")
         self.num_labels = config.num_labels
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=config.classifier_bias)
         self.post_init()

@@ -296,13 +296,17 @@ class AnyformerStack(AnyformerPreTrainedModel):
 
 
 class AnyformerModel(AnyformerStack):
-    """The body without a head: decoder, encoder, or encoder and decoder."""
+    """The body without a head: decoder, encoder, or encoder and decoder.
 
-    def __init__(self, config: AnyformerConfig) -> None:
+    Args:
+        add_pooling_layer: False: leave out the pooler that the config asks for, because the head does not read it.
+    """
+
+    def __init__(self, config: AnyformerConfig, add_pooling_layer: bool = True) -> None:
         both = config.architecture == "encoder-decoder"
         super().__init__(config, config.num_hidden_layers, causal=config.architecture != "encoder", crosses=both)
         self.encoder = AnyformerStack(config, config.num_encoder_layers, causal=False) if both else None
-        self.pooler = Pooler(config) if config.pooler else None
+        self.pooler = Pooler(config) if config.pooler and add_pooling_layer else None
         self.post_init()
 
     @can_return_tuple
