@@ -308,6 +308,10 @@ class AnyformerConfig(PreTrainedConfig):
             if name not in given and len(set(getattr(self, name))) == 1:
                 setattr(self, name, getattr(self, name)[:1] * self.num_hidden_layers)
 
+    def nested_rope_parameter_keys(self, rope_parameters: Mapping[str, Any]) -> list[str]:
+        """The layer types that `rope_parameters` tells apart: the base class looks for those in use alone."""
+        return [name for name, value in rope_parameters.items() if isinstance(value, dict)]
+
     @property
     def qk_head_dim(self) -> int | None:
         """Width of a latent-attention key: tells the library that a cache cannot be sized from `head_dim`."""
@@ -390,13 +394,14 @@ class AnyformerConfig(PreTrainedConfig):
     def validate_layer_type(self) -> None:
         """`validate_architecture` checks `layer_types`: the base class knows no "global_sliding_attention"."""
 
-    def counts(self, sequence_length: int = 1) -> Counts:
+    def counts(self, sequence_length: int = 1, head: str | None = None) -> Counts:
         """Parameters by part, forward FLOPs of one sequence and cache bytes, from the config alone.
 
         Args:
             sequence_length: tokens of the sequence whose FLOPs are counted.
+            head: which class is counted ("base", "causal_lm", ...); default: the one of the architecture.
         """
-        return count(self, sequence_length)
+        return count(self, sequence_length, head)
 
 
 def _repeat(pattern: list[str], layers: int) -> list[str]:

@@ -53,12 +53,18 @@ def part_of(name: str) -> str:
     return next((part for part, marks in PARTS.items() if any(mark in name for mark in marks)), "head")
 
 
-def count(config: Any, sequence_length: int = 1) -> Counts:
-    """The `Counts` of a config under the head of its shape, for one sequence of `sequence_length` tokens."""
-    model = _empty_model(config)
+def count(config: Any, sequence_length: int = 1, head: str | None = None) -> Counts:
+    """The `Counts` of a config for one sequence of `sequence_length` tokens.
+
+    Args:
+        head: a key of `heads.HEADS`; default: "causal_lm", for an encoder-decoder "seq2seq_lm", for an encoder "base".
+    """
+    model = _empty_model(config, head or _HEADS[config.architecture])
+    tied = model.get_expanded_tied_weights_keys()
     parameters = {part: 0 for part in ("embeddings", "attention", "mlp", "experts", "router", "norms", "head")}
-    for name, parameter in model.named_parameters():  # what is tied appears once
-        parameters[part_of(name)] += parameter.numel()
+    for name, parameter in model.named_parameters():
+        if name not in tied:
+            parameters[part_of(name)] += parameter.numel()
     idle = 0
     if config.num_experts:
         idle = parameters["experts"] // config.num_experts * (config.num_experts - config.num_experts_per_tok)
@@ -71,13 +77,15 @@ def count(config: Any, sequence_length: int = 1) -> Counts:
     )
 
 
-def _empty_model(config: Any) -> torch.nn.Module:
-    """The model with the head of its shape, without storage."""
+_HEADS = {"decoder": "causal_lm", "encoder": "base", "encoder-decoder": "seq2seq_lm"}
+
+
+def _empty_model(config: Any, head: str) -> Any:
+    """The model without storage."""
     from transformers.initialization import no_init_weights
 
     from .heads import HEADS
 
-    head = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder": "seq2seq_lm"}[config.architecture]
     with torch.device("meta"), no_init_weights():
         return HEADS[head](copy.deepcopy(config))
 

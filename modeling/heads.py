@@ -72,16 +72,19 @@ class AnyformerHead(AnyformerPreTrainedModel):
             return loss, None
         share = 1.0 if total is None else items / total
         stacks = [s for s in (self.model.encoder, self.model.layers) if s is not None]
-        extra, taken = 0.0, 0
+        extra, taken = [], 0
         for stack, mask in zip(stacks, masks, strict=True):
             routers = [m for m in stack.modules() if isinstance(m, AnyformerRouter)]
             logits = outputs.router_logits[taken : taken + len(routers)]
             taken += len(routers)
+            if not routers:  # an encoder may lack the layers that are sparse in the decoder
+                continue
             usable = mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
             if usable is not None and usable.numel() != len(logits[0]):
                 usable = usable[:, -(len(logits[0]) // len(usable)) :]
-            extra = extra + router_losses(logits, routers, config, usable, share) / len(stacks)
-        return loss + extra, extra
+            extra.append(router_losses(logits, routers, config, usable, share))
+        mean = torch.stack(extra).mean()
+        return loss + mean, mean
 
 
 class LanguageModelHead(AnyformerHead):

@@ -122,6 +122,8 @@ def _layer_problems(config: Any) -> Iterator[str]:
     sliding = [t for t in config.layer_types if "sliding" in t]
     if sliding and config.sliding_window is None:
         yield f"layer_types holds {sliding[0]!r} but sliding_window is not set"
+    if config.sliding_window == 1 and config.architecture != "encoder":
+        yield "sliding_window=1 must be at least 2: with 1, a token sees itself alone, and caches keep nothing"
     if config.sliding_window is not None and not sliding:
         yield f"sliding_window={config.sliding_window} is used by no layer: layer_types are all full_attention"
     marked = "global_sliding_attention" in config.layer_types

