@@ -60,31 +60,40 @@ class AnyformerHead(AnyformerPreTrainedModel):
             kwargs.setdefault("output_router_logits", True)
         return kwargs
 
-    def _add_router_losses(self, loss: Any, outputs: Any, masks: list[Any], items: Any, total: Any) -> Any:
-        """The loss with the routers' own, and these alone.
+    def router_losses(self, router_logits: Any, masks: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the routers add to the loss, and their load-balancing loss alone, as `losses.router_losses`.
 
         Args:
-            masks: the attention masks of the encoder and the decoder, in the order of their routers.
-            items: number of targets here; total: of the whole batch, or None.
+            router_logits: [tokens, experts] of each sparse layer, the encoder's first.
+            masks: the attention masks of the encoder and the decoder, of those that there are.
         """
-        config = self.config
-        if loss is None or not (config.router_aux_loss_coef or config.router_z_loss_coef):
-            return loss, None
-        share = 1.0 if total is None else items / total
         stacks = [s for s in (self.model.encoder, self.model.layers) if s is not None]
-        extra, taken = [], 0
+        parts, taken = [], 0
         for stack, mask in zip(stacks, masks, strict=True):
             routers = [m for m in stack.modules() if isinstance(m, AnyformerRouter)]
-            logits = outputs.router_logits[taken : taken + len(routers)]
+            logits = router_logits[taken : taken + len(routers)]
             taken += len(routers)
             if not routers:  # an encoder may lack the layers that are sparse in the decoder
                 continue
             usable = mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
             if usable is not None and usable.numel() != len(logits[0]):
                 usable = usable[:, -(len(logits[0]) // len(usable)) :]
-            extra.append(router_losses(logits, routers, config, usable, share))
-        mean = torch.stack(extra).mean()
-        return loss + mean, mean
+            parts.append(router_losses(logits, routers, self.config, usable))
+        added, balance = (torch.stack(values).mean() for values in zip(*parts, strict=True))
+        return added, balance
+
+    def _add_router_losses(self, loss: Any, outputs: Any, masks: list[Any], items: Any, total: Any) -> Any:
+        """The loss with what the routers add, and their load-balancing loss alone.
+
+        Args:
+            items: number of targets here; total: of the whole batch, or None.
+        """
+        config = self.config
+        if loss is None or not (config.router_aux_loss_coef or config.router_z_loss_coef):
+            return loss, None
+        added, balance = self.router_losses(outputs.router_logits, masks)
+        # A share of the whole batch's, so that accumulation does not change the sum.
+        return loss + (added if total is None else added * (items / total)), balance
 
 
 class LanguageModelHead(AnyformerHead):

@@ -126,14 +126,13 @@ def router_losses(
     routers: Sequence[Any],
     config: Any,
     token_mask: torch.Tensor | None = None,
-    share: torch.Tensor | float = 1.0,
-) -> torch.Tensor:
-    """Load-balancing and z-loss, each a mean over layers times its coefficient.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the routers add to the loss (each part a mean over layers times its coefficient), and the mean
+    load-balancing loss alone, without a coefficient.
 
     Args:
         router_logits: [tokens, experts] of each sparse layer; routers: those layers' routers.
         token_mask: [batch, length] or None.
-        share: this call's share of the whole batch, so that accumulation does not change the sum.
 
     Raises:
         ValueError: the logits are cut off from the graph, so that the losses would train nothing.
@@ -146,11 +145,9 @@ def router_losses(
                 "gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
     pairs = list(zip(router_logits, routers, strict=True))
-    total = torch.zeros((), device=router_logits[0].device)
-    if config.router_aux_loss_coef:
-        balance = torch.stack([load_balancing_loss(logits, router, mask) for logits, router in pairs])
-        total = total + config.router_aux_loss_coef * balance.mean()
+    balance = torch.stack([load_balancing_loss(logits, router, mask) for logits, router in pairs]).mean()
+    total = config.router_aux_loss_coef * balance
     if config.router_z_loss_coef:
         z = torch.stack([router_z_loss(logits, mask) for logits, _ in pairs])
         total = total + config.router_z_loss_coef * z.mean()
-    return total * share
+    return total, balance

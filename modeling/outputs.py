@@ -42,7 +42,7 @@ class AnyformerHeadOutput(ModelOutput):
         logits: [batch, length, vocab_size], [batch, length, labels] or [batch, labels].
         start_logits, end_logits: [batch, length], of an extractive question-answering head.
         prediction_logits, seq_relationship_logits: [batch, length, vocab_size] and [batch, 2] of the pretraining head.
-        aux_loss: what the routers' losses add to `loss`.
+        aux_loss: the load-balancing loss, which `loss` holds times `router_aux_loss_coef`.
     """
 
     loss: torch.Tensor | None = None

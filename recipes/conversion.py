@@ -1,5 +1,6 @@
 """Import and export of whole folders: weights, tokenizer, and the check of logits, as lines to print."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from .console import quiet_libraries
 from .errors import UserError
-from .models import compare_with_stock, load_pretrained, read_tokenizer, require_equal, resolve_path
+from .models import auto_class_of, compare_with_stock, load_pretrained, read_tokenizer, require_equal, resolve_path
 
 # One of these stands in a folder that has a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -42,7 +43,7 @@ def import_checkpoint(
         model, report = import_model(path, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code)
     except ConversionError as error:
         raise UserError(f"{source}: {error}") from error
-    parameters = model.config.counts().total_parameters
+    parameters = model.num_parameters()
     yield f"{source}: {report.family}, {parameters:,} parameters in {str(model.dtype).removeprefix('torch.')}"
     yield f"weights used: {report.used}; ignored: {', '.join(report.ignored) or 'none'}"
     if report.unused_config_fields:
@@ -53,7 +54,7 @@ def import_checkpoint(
     _write(model, tokenizer, target)
     if tokenizer is None:
         yield "no tokenizer was found beside the model, so none was written"
-    yield f"written to {target}: AutoModelForCausalLM.from_pretrained({str(target)!r}, trust_remote_code=True)"
+    yield f"written to {target}: {auto_class_of(type(model).__name__)}.from_pretrained({str(target)!r}, trust_remote_code=True)"
 
 
 def export_checkpoint(
@@ -71,7 +72,7 @@ def export_checkpoint(
 
     quiet_libraries()
     _require_free(target)
-    model = load_pretrained(source)
+    model = load_pretrained(source, auto_class=_auto_class_in(source))
     if model.config.model_type != "anyformer":
         raise UserError(f"{source}: is a {model.config.model_type}, not an anyformer; there is nothing to export")
     if getattr(model, "_hf_peft_config_loaded", False):
@@ -88,6 +89,16 @@ def export_checkpoint(
         yield require_equal(compare_with_stock(model, tokenizer, stock), type(stock).__name__)
     _write(stock, tokenizer, target)
     yield f"written to {target}: {type(stock).__name__}.from_pretrained({str(target)!r})"
+
+
+def _auto_class_in(source: str) -> str | None:
+    """The Auto class of the head that the folder's config names."""
+    config = Path(resolve_path(source)) / "config.json"
+    try:
+        names = json.loads(config.read_text(encoding="utf-8")).get("architectures") or [""]
+    except (OSError, ValueError, AttributeError):  # an adapter, a Hub id, or broken: the loader says which
+        return None
+    return auto_class_of(names[0])
 
 
 def _require_free(target: Path) -> None:

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 PACKAGE = "package:"
 # Config fields that a checkpoint's weights do not depend on.
 FREE_FIELDS = {
+    "activation_dropout",
     "attention_dropout",
     "embedding_dropout",
     "hidden_dropout",
     "max_position_embeddings",
     "rope_parameters",
+    "router_aux_loss_coef",
+    "router_bias_update_rate",
+    "router_z_loss_coef",
     "use_cache",
 }
 # One text for the comparison of logits: 512 tokens of it, or all there are.
@@ -94,19 +98,28 @@ def read_tokenizer(path: str, *, revision: str | None = None, trust_remote_code:
         raise UserError(f"no tokenizer can be read from {path!r}: {_first_line(error)}") from error
 
 
-def load_pretrained(path: str, *, trust_remote_code: bool = False) -> Any:
-    """A saved model, ready to answer.
+def auto_class_of(architecture: str) -> str | None:
+    """The Auto class that opens one of our classes, by its name; None for another's."""
+    from ..modeling import AUTO_MAP
+
+    return next((auto for auto, path in AUTO_MAP.items() if path.rpartition(".")[2] == architecture), None)
+
+
+def load_pretrained(path: str, *, trust_remote_code: bool = False, auto_class: str | None = None) -> Any:
+    """A saved model, ready to use.
+
+    Args:
+        auto_class: the Auto class to open it with; default: AutoModelForCausalLM.
 
     Raises:
         UserError: there is no model, or it needs code that the user has not agreed to run.
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     where = resolve_path(path)
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            where, dtype="auto", trust_remote_code=trust_remote_code or None
-        ).eval()
+        auto = getattr(transformers, auto_class or "AutoModelForCausalLM")
+        return auto.from_pretrained(where, dtype="auto", trust_remote_code=trust_remote_code or None).eval()
     except Exception as error:  # as above: anything that reading a broken folder can raise
         raise UserError(f"{path}: no model can be opened there: {_first_line(error)}") from error
 
@@ -131,6 +144,11 @@ def config_and_tokenizer(model: Any) -> "tuple[AnyformerConfig, Any]":
             tokenizer = load_tokenizer(model)
     except (ConversionError, StrictDataclassError, TypeError) as error:
         raise UserError(f"model: {error}") from error
+    if config.architecture != "decoder":
+        raise UserError(
+            f"model: {model.path or model.preset} has architecture {config.architecture!r}; the objective trains a "
+            "decoder, which predicts the next token"
+        )
     if len(tokenizer) > config.vocab_size:
         raise UserError(
             f"model: the tokenizer has {len(tokenizer)} tokens but the model's vocab_size is {config.vocab_size}: "
@@ -148,7 +166,8 @@ def _config_of_checkpoint(model: Any) -> "AnyformerConfig":
     if source.config.model_type == AnyformerConfig.model_type:
         config = AnyformerConfig(**source.config.to_dict())
     else:
-        config = family_of(source.config).from_foreign_config(source.config)
+        family = family_of(source.config)
+        config = family.from_foreign_config(source.config, family.head_of(source.stock_class))
     for name, value in model.config.items():
         if name not in FREE_FIELDS:
             raise UserError(
@@ -189,6 +208,10 @@ def load_model(model: Any, config: "AnyformerConfig", *, seed: int) -> "tuple[An
         )
     except (ConversionError, ValueError, RuntimeError, ImportError, OSError) as error:
         raise UserError(f"model {model.path!r}: {_first_line(error)}") from error
+    if not isinstance(loaded, AnyformerForCausalLM):
+        raise UserError(
+            f"model {model.path!r}: holds a {type(loaded).__name__}, which has no head that predicts the next token"
+        )
     return loaded, report.family
 
 

@@ -84,4 +84,38 @@ def build_trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(TrainingProgress)
+    if model.config.num_experts:
+        _train_routers(trainer, model)
     return trainer
+
+
+def _train_routers(trainer: Any, model: Any) -> None:
+    """Let a mixture of experts train as its config says.
+
+    The trainer's own forward knows the load-balancing loss of a softmax router alone; the model answers for all kinds.
+    """
+    from transformers import TrainerCallback
+
+    config = model.config
+    if config.router_aux_loss_coef or config.router_z_loss_coef:
+        fused, seen = model.forward, []
+        model.base_model.register_forward_hook(lambda body, args, output: seen.append(output.router_logits))
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            seen.clear()
+            outputs = fused(*args, **kwargs)
+            if seen and seen[-1] is not None:
+                outputs["aux_loss"] = model.router_losses(seen[-1], [kwargs.get("attention_mask")])[0]
+            seen.clear()
+            return outputs
+
+        model.forward = forward
+        # What comes back is weighted already.
+        trainer.aux_loss_enabled, trainer.router_aux_loss_coef = True, 1.0
+
+    class MoveRouterBiases(TrainerCallback):
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            model.update_router_biases()
+
+    if config.router_bias_update_rate:
+        trainer.add_callback(MoveRouterBiases())

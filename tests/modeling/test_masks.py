@@ -1,0 +1,157 @@
+"""Who sees whom: windows, global tokens, packed documents and biases, token by token."""
+
+import math
+import shutil
+
+import pytest
+import torch
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from anyformer.modeling.positions import AlibiPositions, RelativePositions
+
+WINDOW = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"], "sliding_window": 4}
+GLOBAL = WINDOW | {"layer_types": ["global_sliding_attention"], "num_global_tokens": 2}
+BOTH_WAYS = {"architecture": "encoder", "head": "masked_lm"}
+backends = pytest.mark.parametrize("backend", ["eager", "sdpa"])
+
+
+def ids(*shape, low=3, high=101, seed=1):
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def seen_by(model, query, tokens, **arguments):
+    """Indices of the tokens that move the logits at `query` when they change."""
+    with torch.no_grad():
+        plain = model(tokens, **arguments).logits[0, query]
+        moved = []
+        for place in range(tokens.shape[1]):
+            changed = tokens.clone()
+            changed[0, place] = 3 if tokens[0, place] != 3 else 4
+            if not torch.equal(model(changed, **arguments).logits[0, query], plain):
+                moved.append(place)
+    return moved
+
+
+@backends
+@pytest.mark.parametrize("positions", ["rope", "alibi", "relative", "learned", "none"])
+def test_a_causal_window_of_four_sees_exactly_the_last_four(tiny, backend, positions):
+    model = tiny(attn_implementation=backend, position_embedding=positions, **WINDOW)
+    assert seen_by(model, 11, ids(1, 12)) == [8, 9, 10, 11]
+    assert seen_by(model, 2, ids(1, 12)) == [0, 1, 2]
+
+
+@backends
+def test_a_bidirectional_window_reaches_its_width_to_either_side(tiny, backend):
+    model = tiny(attn_implementation=backend, **WINDOW, **BOTH_WAYS)
+    assert seen_by(model, 6, ids(1, 12)) == [*range(2, 11)]
+
+
+@backends
+def test_global_tokens_are_seen_from_everywhere_and_without_a_mask_see_everything(tiny, backend):
+    model = tiny(attn_implementation=backend, **GLOBAL)
+    assert seen_by(model, 11, ids(1, 12)) == [0, 1, 8, 9, 10, 11]
+    assert seen_by(model, 1, ids(1, 12)) == [0, 1]
+    model = tiny(attn_implementation=backend, **GLOBAL, **BOTH_WAYS)
+    assert seen_by(model, 11, ids(1, 12)) == [0, 1, *range(7, 12)]
+    assert seen_by(model, 1, ids(1, 12)) == [*range(12)]
+
+
+@backends
+def test_global_tokens_behind_padding_are_the_first_real_ones(tiny, backend):
+    model = tiny(attn_implementation=backend, **GLOBAL)
+    mask = (torch.arange(14) >= 3).long()[None]
+    assert seen_by(model, 13, ids(1, 14), attention_mask=mask) == [3, 4, 10, 11, 12, 13]
+
+
+@backends
+def test_each_packed_document_has_global_tokens_of_its_own(tiny, backend):
+    model = tiny(attn_implementation=backend, **GLOBAL)
+    positions = torch.tensor([[*range(7), *range(9)]])
+    assert seen_by(model, 15, ids(1, 16), position_ids=positions) == [7, 8, 12, 13, 14, 15]
+    assert seen_by(model, 6, ids(1, 16), position_ids=positions) == [0, 1, 3, 4, 5, 6]
+
+
+def test_global_tokens_stay_in_every_cache(tiny):
+    model = tiny(**GLOBAL | {"num_hidden_layers": 2, "layer_types": ["global_sliding_attention"]})
+    tokens = ids(2, 12)
+    mask = (torch.arange(12) >= torch.tensor([[0], [4]])).long()
+    options = {"attention_mask": mask, "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    expected = model.generate(tokens, use_cache=False, **options)
+    for implementation in ("dynamic", "static"):
+        assert torch.equal(model.generate(tokens, cache_implementation=implementation, **options), expected)
+
+
+def test_a_decoders_window_does_not_hide_the_source(tiny):
+    model = tiny(head="seq2seq_lm", architecture="encoder-decoder", decoder_start_token_id=1, sliding_window=3)
+    source, target = ids(1, 14), ids(1, 8, seed=2)
+    cached = model.generate(source, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    assert torch.equal(cached, model.generate(source, max_new_tokens=6, min_new_tokens=6, do_sample=False, use_cache=False))
+    cache = model(source, decoder_input_ids=target, use_cache=True).cache
+    assert all(layer.keys.shape[2] == 14 for layer in cache.cross_attention_cache.layers)
+    assert all(layer.keys.shape[2] == 2 for layer in cache.self_attention_cache.layers)
+
+
+def test_slopes_of_alibi_for_powers_of_two_and_between(tiny):
+    def slopes(heads, last=8):
+        config = tiny(num_attention_heads=heads, num_key_value_heads=1, hidden_size=8 * heads, position_embedding="alibi")
+        config.config.alibi_bias_max = last
+        return AlibiPositions(config.config).slopes()
+
+    assert slopes(8) == [2.0**-i for i in range(1, 9)]
+    # Published code of the paper for 6 heads: those of 4, then every second of 8.
+    assert slopes(6) == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]
+    assert slopes(4, last=4) == [2.0**-1, 2.0**-2, 2.0**-3, 2.0**-4]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_buckets_of_relative_positions_are_those_of_t5(tiny, causal):
+    config = tiny(position_embedding="relative", relative_attention_num_buckets=32).config
+    relative = torch.arange(-200, 201)[None]
+    expected = T5Attention._relative_position_bucket(relative, not causal, 32, T5Config().relative_attention_max_distance)
+    assert torch.equal(RelativePositions(config, causal).buckets(relative), expected)
+
+
+def test_alibi_scores_fall_with_distance(tiny):
+    model = tiny(position_embedding="alibi", num_hidden_layers=1, attn_implementation="eager")
+    attention = model.model.layers[0].self_attn
+    with torch.no_grad():
+        attention.q_proj.weight.zero_()  # equal scores: what is left is the bias
+        weights = model(ids(1, 6), output_attentions=True).attentions[0]
+    for head, slope in enumerate(model.model.positions.slopes()):
+        expected = torch.tensor([-slope * (5 - key) for key in range(6)]).softmax(0)
+        torch.testing.assert_close(weights[0, head, 5], expected)
+    assert math.isclose(sum(expected.tolist()), 1.0, rel_tol=1e-6)
+
+
+def test_learned_positions_end_with_the_table(tiny):
+    model = tiny(position_embedding="learned", max_position_embeddings=8)
+    model(ids(1, 8))
+    with pytest.raises(ValueError, match="position 8 lies beyond max_position_embeddings=8"):
+        model(ids(1, 9))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="flex attention is compiled for the CPU, which needs g++")
+@pytest.mark.parametrize(
+    "fields",
+    [{"position_embedding": "alibi"}, {"position_embedding": "relative"}, GLOBAL],
+    ids=["alibi", "relative", "global tokens"],
+)
+def test_flex_attention_equals_sdpa(tiny, fields):
+    model = tiny(**{"num_hidden_layers": 1, "hidden_size": 64} | fields)
+    tokens = ids(2, 40)
+    mask = torch.ones_like(tokens)
+    mask[0, :7] = 0
+    with torch.no_grad():
+        expected = model(tokens, attention_mask=mask, use_cache=False).logits
+        model.set_attn_implementation("flex_attention")
+        got = model(tokens, attention_mask=mask, use_cache=False).logits
+    torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], rtol=0, atol=1e-5)
+
+
+def test_a_backend_that_would_ignore_a_part_is_refused(tiny):
+    assert tiny(attn_implementation=None, attn_logit_softcapping=5.0).config._attn_implementation == "eager"
+    assert tiny(attn_implementation=None, attention_sinks=True).config._attn_implementation == "eager"
+    with pytest.raises(ValueError, match="scaled_dot_product_attention"):
+        tiny(attn_implementation="sdpa", attention_sinks=True)

@@ -1,0 +1,43 @@
+"""Mixtures of experts under the trainer: their own router losses, and biases that move."""
+
+import pytest
+import torch
+from datasets import Dataset
+
+from anyformer.recipes.sft import build_trainer, training_arguments
+
+
+@pytest.fixture
+def trainer_of(tiny, tiny_checkpoint, tmp_path):
+    from transformers import AutoTokenizer
+
+    def build(steps=1, **fields):
+        model = tiny(num_experts=4, num_experts_per_tok=2, **fields).train()
+        rows = [{"input_ids": list(range(3, 3 + n)), "labels": list(range(3, 3 + n))} for n in (7, 11)]
+        train = {"output_dir": str(tmp_path), "max_steps": steps, "per_device_train_batch_size": 2, "use_cpu": True}
+        arguments = training_arguments(train | {"bf16": False, "gradient_checkpointing": False, "save_strategy": "no"})
+        tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+        return build_trainer(model, tokenizer, arguments, Dataset.from_list(rows), None, None), model
+
+    return build
+
+
+@pytest.mark.parametrize("router", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("z", [0.0, 0.05])
+def test_the_trainers_loss_is_the_models(trainer_of, router, z):
+    trainer, model = trainer_of(router=router, router_aux_loss_coef=0.1, router_z_loss_coef=z)
+    batch = next(iter(trainer.get_train_dataloader()))
+    loss = trainer.compute_loss(trainer.model, dict(batch))
+    del model.forward  # the class's own
+    expected = model(**{k: batch[k] for k in ("input_ids", "attention_mask", "labels")}).loss
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-5)
+
+
+def test_choosing_biases_move_by_their_rate_at_each_step(trainer_of):
+    trainer, model = trainer_of(steps=3, router_score_bias=True, router_bias_update_rate=0.25)
+    trainer.train()
+    for layer in model.model.layers:
+        bias = layer.mlp.router.e_score_correction_bias
+        assert bias.abs().max() > 0
+        torch.testing.assert_close(bias / 0.25, (bias / 0.25).round())
+        assert (layer.mlp.router.load == 0).all()
