@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help install quickstart test test-fast lint typecheck format clean
+.PHONY: help install quickstart test test-fast lint typecheck format families clean
 
 help:
 	@echo "make quickstart   install, then tune SmolLM2-135M on this machine and compare before and after"
 	@echo "make test         lint, type check and all tests"
 	@echo "make test-fast    the tests that answer within three minutes"
 	@echo "make format       format the code"
+	@echo "make families     measure every family against its stock class, into docs/families.md"
 
 install: $(VENV)/.installed
 
@@ -47,6 +48,13 @@ typecheck: install
 format: install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# The table goes between the two markers, and only if every family is equal.
+families: install
+	@mkdir -p build
+	$(BIN)/anyformer families --measure --markdown > build/table.md
+	@sed -e '/^<!-- table: begin/r build/table.md' -e '/^<!-- table: begin/,/^<!-- table: end/{/^<!-- table/!d;}' docs/families.md > build/families.md
+	@mv build/families.md docs/families.md
 
 clean:
 	rm -rf $(VENV) .typecheck .pytest_cache .mypy_cache .ruff_cache *.egg-info build

@@ -307,6 +307,10 @@ class AnyformerConfig(PreTrainedConfig):
         for name in ("layer_types", "mlp_layer_types"):
             if name not in given and len(set(getattr(self, name))) == 1:
                 setattr(self, name, getattr(self, name)[:1] * self.num_hidden_layers)
+        if "first_k_dense_replace" in given and "mlp_layer_types" not in given:
+            pattern = "sparse" if self.num_experts else "dense"
+            dense = min(self.first_k_dense_replace, self.num_hidden_layers)
+            self.mlp_layer_types = ["dense"] * dense + [pattern] * (self.num_hidden_layers - dense)
 
     def nested_rope_parameter_keys(self, rope_parameters: Mapping[str, Any]) -> list[str]:
         """The layer types that `rope_parameters` tells apart: the base class looks for those in use alone."""

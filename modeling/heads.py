@@ -143,6 +143,10 @@ class GenerationHead(LanguageModelHead, GenerationMixin):
 
         `inputs_embeds` stands in the signature because `generate` looks for it there.
         """
+        mask = kwargs.get("decoder_attention_mask")
+        if self.config.is_encoder_decoder and isinstance(mask, torch.Tensor) and mask.dim() == 2:
+            # A static cache gets its masks built ahead, in which the padding of a prompt can no longer be counted.
+            kwargs["decoder_position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
         inputs = super().prepare_inputs_for_generation(*args, inputs_embeds=inputs_embeds, **kwargs)
         if "cache" in inputs:
             inputs["past_key_values"] = inputs.pop("cache")
@@ -264,6 +268,10 @@ class AnyformerForConditionalGeneration(GenerationHead):
             if labels is None:
                 raise ValueError("Pass decoder_input_ids, decoder_inputs_embeds or labels: the decoder has no input")
             decoder_input_ids = shift_right(labels, self.config)
+            if decoder_attention_mask is None and self.config.num_experts:
+                # Routers would count the padding behind the last label.
+                targets = (labels != IGNORED).long()
+                decoder_attention_mask = targets.flip(-1).cummax(-1).values.flip(-1)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -392,14 +400,19 @@ class ClassifierHead(AnyformerHead):
         dropout = config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(dropout)
 
-    def _run(self, input_ids: Any, attention_mask: Any, kwargs: dict[str, Any]) -> AnyformerModelOutput:
+    def _run(
+        self, input_ids: Any, attention_mask: Any, labels: Any, kwargs: dict[str, Any]
+    ) -> tuple[AnyformerModelOutput, list[Any]]:
+        """The body's outputs, and the masks that its routers saw."""
         if self.config.is_encoder_decoder and kwargs.get("decoder_input_ids") is None:
             if input_ids is None:
                 raise ValueError("a classifier on an encoder-decoder needs input_ids: its decoder reads them too")
             kwargs["decoder_input_ids"] = shift_right(input_ids, self.config, attention_mask)
             kwargs["decoder_attention_mask"] = attention_mask
         kwargs["cache"] = one_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
-        return self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **self._router_arguments(labels, kwargs))
+        both = [attention_mask, kwargs.get("decoder_attention_mask")]
+        return outputs, both if self.config.is_encoder_decoder else both[:1]
 
 
 class AnyformerForSequenceClassification(ClassifierHead):
@@ -434,7 +447,7 @@ class AnyformerForSequenceClassification(ClassifierHead):
             `pad_token_id` counts as padding.
         """
         kwargs |= {"position_ids": position_ids, "past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
-        outputs = self._run(input_ids, attention_mask, kwargs)
+        outputs, masks = self._run(input_ids, attention_mask, labels, kwargs)
         which, mask = self.config.classifier_pooling, attention_mask
         if mask is None and input_ids is not None and self.config.pad_token_id is not None:
             mask = (input_ids != self.config.pad_token_id).long()
@@ -442,11 +455,12 @@ class AnyformerForSequenceClassification(ClassifierHead):
         if pooled is None:
             pooled = pool(outputs.last_hidden_state, mask, which)
         logits = self.score(self.dropout(pooled))
-        loss = None
+        loss = extra = None
         if labels is not None:
             kind = self.config.problem_type or problem_type_of(self.num_labels, labels)
             loss = sequence_classification_loss(logits, labels, kind, num_items_in_batch)
-        return self._output(outputs, loss=loss, logits=logits)
+            loss, extra = self._add_router_losses(loss, outputs, masks, len(logits), num_items_in_batch)
+        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra)
 
 
 class AnyformerForTokenClassification(ClassifierHead):
@@ -472,10 +486,14 @@ class AnyformerForTokenClassification(ClassifierHead):
     ) -> AnyformerHeadOutput:
         """As `AnyformerModel.forward`; `labels` [batch, length], -100 for none. `logits` [batch, length, labels]."""
         kwargs |= {"position_ids": position_ids, "past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
-        outputs = self._run(input_ids, attention_mask, kwargs)
+        outputs, masks = self._run(input_ids, attention_mask, labels, kwargs)
         logits = self.score(self.dropout(outputs.last_hidden_state))
-        loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
-        return self._output(outputs, loss=loss, logits=logits)
+        loss = extra = None
+        if labels is not None:
+            loss = token_loss(logits, labels, num_items_in_batch)
+            items = (labels != IGNORED).sum()
+            loss, extra = self._add_router_losses(loss, outputs, masks, items, num_items_in_batch)
+        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra)
 
 
 class AnyformerForQuestionAnswering(ClassifierHead):
@@ -508,9 +526,9 @@ class AnyformerForQuestionAnswering(ClassifierHead):
             `start_logits` and `end_logits` [batch, length], and the mean of both losses.
         """
         kwargs |= {"position_ids": position_ids, "past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
-        outputs = self._run(input_ids, attention_mask, kwargs)
+        outputs, masks = self._run(input_ids, attention_mask, start_positions, kwargs)
         start, end = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
-        loss = None
+        loss = extra = None
         if start_positions is not None and end_positions is not None:
             length = start.shape[-1]
             halves = []
@@ -518,7 +536,8 @@ class AnyformerForQuestionAnswering(ClassifierHead):
                 inside = (positions >= 0) & (positions < length)
                 halves.append(token_loss(logits, positions.masked_fill(~inside, IGNORED), num_items_in_batch))
             loss = (halves[0] + halves[1]) / 2
-        return self._output(outputs, loss=loss, start_logits=start, end_logits=end)
+            loss, extra = self._add_router_losses(loss, outputs, masks, len(start), num_items_in_batch)
+        return self._output(outputs, loss=loss, start_logits=start, end_logits=end, aux_loss=extra)
 
 
 def shift_right(tokens: torch.Tensor, config: AnyformerConfig, mask: torch.Tensor | None = None) -> torch.Tensor:

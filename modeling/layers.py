@@ -62,11 +62,12 @@ class AnyformerLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None,
+        *,
         attention_mask: dict[str, Any],
         position_embeddings: dict[str, Any] | None = None,
-        position_bias: dict[str, torch.Tensor] | None = None,
         cache: Cache | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         token_mask: torch.Tensor | None = None,
         **kwargs,
@@ -74,7 +75,9 @@ class AnyformerLayer(GradientCheckpointingLayer):
         """[batch, length, hidden_size] -> the same.
 
         Args:
-            attention_mask, position_embeddings, position_bias: by layer type.
+            encoder_hidden_states: [batch, source, hidden_size], where there is an encoder.
+            position_bias: [batch or 1, heads, length or 1, context], added to the scores.
+            attention_mask, position_embeddings: by layer type.
             token_mask: [batch, length], true for real tokens: what routers count.
         """
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
@@ -84,7 +87,7 @@ class AnyformerLayer(GradientCheckpointingLayer):
                 x,
                 position_embeddings=(position_embeddings or {}).get(self.layer_type) if self.rotates else None,
                 attention_mask=attention_mask[self.layer_type],
-                position_bias=(position_bias or {}).get(self.layer_type),
+                position_bias=position_bias,
                 cache=own,
                 **kwargs,
             )[0]

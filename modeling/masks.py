@@ -36,6 +36,8 @@ def attention_masks(
         documents: [batch, length], the number of the packed document that each token belongs to.
         causal: tokens see only those before them.
     """
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4 and not attention_mask.is_floating_point():
+        attention_mask = attention_mask.bool()  # a kernel would add 1 and 0
     packed = None if documents is None else packed_sequence_mask_function(documents)
     arguments: dict[str, Any] = {"config": config, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
     if causal:
@@ -89,19 +91,41 @@ def _first_real(inputs_embeds: torch.Tensor, attention_mask: Any) -> torch.Tenso
     return torch.zeros(inputs_embeds.shape[0], dtype=torch.long, device=inputs_embeds.device)
 
 
-def key_and_query_positions(
-    layer: int, length: int, cache: Cache | None, device: torch.device
+def positions_for_bias(
+    layer: int, hidden_states: torch.Tensor, attention_mask: Any, cache: Cache | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices [queries] and [keys] in the row, as the attention of that layer sees them.
+    """Positions [batch or 1, queries] and [batch or 1, keys], as the attention of that layer sees them.
 
-    Distances are all that biases depend on, and padding on one side or a document's start do not change them.
+    Distances are all that biases depend on: padding on one side, or where a document starts, does not change them, and
+    indices in the row serve. Holes in a mask do, so positions are counted over the real tokens there.
     """
-    if cache is None:
-        positions = torch.arange(length, device=device)
-        return positions, positions
-    keys, offset = cache.get_mask_sizes(length, layer)
-    past = cache.get_seq_length(layer)
-    return torch.arange(length, device=device) + past, torch.arange(keys, device=device) + offset
+    length, device = hidden_states.shape[1], hidden_states.device
+    past, keys, offset = 0, length, 0
+    if cache is not None:
+        keys, offset = cache.get_mask_sizes(length, layer)
+        past = cache.get_seq_length(layer)
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2 and not is_tracing(attention_mask):
+        real = attention_mask.bool()
+        holes = real.long().cumsum(-1) * ~real * real.flip(-1).long().cumsum(-1).flip(-1)
+        if holes.any():
+            counted = (real.long().cumsum(-1) - 1).clamp(min=0).to(device)
+            return counted[:, -length:], counted[:, offset : offset + keys]
+    queries = torch.arange(length, device=device) + past
+    return queries[None], torch.arange(keys, device=device)[None] + offset
+
+
+def check_width(attention_mask: Any, past: Any, inputs_embeds: torch.Tensor) -> None:
+    """Raises:
+    ValueError: a 2-D mask that has not a column for each token, cached ones included.
+    """
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2 or not isinstance(past, int):
+        return
+    wanted = past + inputs_embeds.shape[1]
+    if attention_mask.shape[1] != wanted:
+        raise ValueError(
+            f"attention_mask has {attention_mask.shape[1]} columns for {past} cached and {inputs_embeds.shape[1]} new "
+            f"tokens: pass one of [batch, {wanted}]"
+        )
 
 
 def positions_of(attention_mask: Any, past: Any, inputs_embeds: torch.Tensor) -> torch.Tensor:
@@ -124,7 +148,7 @@ def packed_documents(
     if position_ids is None or position_ids.dim() != 2 or length == 1:
         return None
     position_ids = position_ids.expand(batch, -1)
-    starts = position_ids.diff(dim=-1) != 1  # [batch, length - 1]: token i + 1 starts a document
+    starts = position_ids.diff(dim=-1) <= 0  # [batch, length - 1]: token i + 1 starts a document
     if attention_mask is not None:
         if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
             return None

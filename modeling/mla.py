@@ -22,8 +22,9 @@ class LatentAttention(AnyformerAttention):
     """Keys and values of all heads come from one latent vector a token; the cache holds it and one rotary key.
 
     While decoding, the up-projection of keys is multiplied into the query and that of values into the output
-    ("absorbed", sec. 2.1.2), so that the latents of the context are read as they are. Where few queries do not pay for
-    that, or the projection is no plain `nn.Linear` (an adapter, 4-bit weights), keys and values are expanded.
+    ("absorbed", sec. 2.1.2), so that the latents of the context are read as they are. Keys and values are expanded
+    where that costs less (many queries), where the projection is no plain `nn.Linear` (an adapter, quantised weights,
+    hooks), and for attention functions other than eager and sdpa, which want to see keys and values.
     """
 
     def __init__(self, config: AnyformerConfig, layer_idx: int, causal: bool = True, layer_type: str = "") -> None:
@@ -83,14 +84,20 @@ class LatentAttention(AnyformerAttention):
         return self.attend(torch.cat((nope, rope), dim=-1), key, value, mask, **kwargs)
 
     def _absorbing_pays(self, queries: int, context: int, mask: Any) -> bool:
-        plain = type(self.kv_b_proj) is nn.Linear and not hasattr(self.kv_b_proj, "_hf_hook")
-        if not plain or not (mask is None or isinstance(mask, torch.Tensor)):
+        known = self.config._attn_implementation in (None, "eager", "sdpa")
+        if not known or not self._plain_projection() or not (mask is None or isinstance(mask, torch.Tensor)):
             return False
         # Multiplications a head beside those that both ways share.
         both = self.nope_dim + self.value_dim
         expanded = context * self.rank * both + queries * context * (both + self.rope_dim)
         absorbed = queries * self.rank * both + queries * context * (2 * self.rank + self.rope_dim)
         return absorbed < expanded
+
+    def _plain_projection(self) -> bool:
+        """Whether the weight is all that `kv_b_proj` does; some quantisers and offloaders leave its class as it is."""
+        module = self.kv_b_proj
+        hooked = hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks
+        return type(module) is nn.Linear and type(module.weight) in (nn.Parameter, torch.Tensor) and not hooked
 
     def _absorbed(
         self,
@@ -103,19 +110,21 @@ class LatentAttention(AnyformerAttention):
         batch, _, queries, _ = nope.shape
         up = self.kv_b_proj.weight.view(-1, self.nope_dim + self.value_dim, self.rank)
         up_key, up_value = up.split((self.nope_dim, self.value_dim), dim=1)  # [heads, ..., kv_lora_rank]
-        query = torch.matmul(nope, up_key)  # [batch, heads, queries, kv_lora_rank]
+        # einsum, because matmul would copy the weights once for each row of the batch.
+        query = torch.einsum("bhqn,hnr->bhqr", nope, up_key)
         # One product over all heads reads each latent once.
         scores = torch.matmul(query.flatten(1, 2), latent.squeeze(1).transpose(1, 2))
         scores = scores + torch.matmul(rope.flatten(1, 2), rope_key.squeeze(1).transpose(1, 2))
         scores = scores.view(batch, -1, queries, latent.shape[2]) * self.scaling
-        if mask is None and queries > 1 and self.is_causal:  # the library leaves this mask to its kernels
-            ones = torch.ones(queries, scores.shape[-1], dtype=torch.bool, device=scores.device)
-            mask = ones.tril(scores.shape[-1] - queries)
+        if mask is None and queries > 1 and self.is_causal:
+            # The library leaves this mask to its kernels, and only where the cache was empty: the first query is the
+            # first key, and a static cache has unused places behind the last.
+            mask = torch.ones(queries, scores.shape[-1], dtype=torch.bool, device=scores.device).tril()
         weights = softmax_of_scores(scores, mask, None, self.config.attn_logit_softcapping, self.sinks)
         weights = self.attn_dropout(weights.to(query.dtype))
         seen = torch.matmul(weights.flatten(1, 2), latent.squeeze(1)).view_as(query)
-        output = torch.matmul(seen, up_value.transpose(1, 2))  # [batch, heads, queries, v_head_dim]
-        return self.o_proj(output.transpose(1, 2).flatten(2)), weights
+        output = torch.einsum("bhqr,hvr->bqhv", seen, up_value)
+        return self.o_proj(output.flatten(2)), weights
 
 
 def _yarn_factor(config: AnyformerConfig, layer_type: str) -> float:

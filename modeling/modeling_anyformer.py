@@ -13,13 +13,13 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs, maybe_install_capturing_hooks
 
 from .attention import AnyformerAttention, CrossAttention
 from .cache_layers import DynamicGlobalSlidingLayer  # noqa: F401  registers the cache layers
 from .configuration_anyformer import AnyformerConfig
 from .layers import AnyformerLayer
-from .masks import attention_masks, key_and_query_positions, packed_documents, positions_of
+from .masks import attention_masks, check_width, packed_documents, positions_for_bias, positions_of
 from .mla import LatentAttention  # noqa: F401  registers the attention
 from .moe import AnyformerExperts, AnyformerRouter  # experts: @use_experts_implementation (the library looks for this)
 from .norms import AnyformerNorm, build_norm
@@ -40,6 +40,7 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+    _keep_in_fp32_modules_strict = {"e_score_correction_bias"}  # noqa: RUF012
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": AnyformerLayer,
         "attentions": AnyformerAttention,
@@ -110,7 +111,8 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any):
         """As the base class, but a weight that the checkpoint lacks is an error, never a random tensor.
 
-        The exception is a classifier put on the checkpoint of another class: its last layer starts at random.
+        The exception is a class put on the checkpoint of another: a classifier's last layer and an encoder's pooler
+        start at random, and the library says so.
 
         Raises:
             ValueError: names the absent weights; for an absent head also the flag `tie_word_embeddings`.
@@ -119,7 +121,7 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         model, info = loaded
         missing = sorted(info["missing_keys"])
         if cls.__name__ not in (model.config.architectures or ()):
-            missing = [name for name in missing if not name.startswith(("score.", "qa_outputs."))]
+            missing = [name for name in missing if not name.startswith(_NEW_PARTS)]
         if missing:
             shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             hint = ""
@@ -157,6 +159,15 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         """The encoder of an encoder-decoder, which `generate` runs once."""
         return getattr(self.base_model, "encoder", None) or self
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """As the base class, the encoder's table included."""
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        encoder = getattr(self.base_model, "encoder", None)
+        if encoder is not None and encoder.embed_tokens.num_embeddings != embedding.num_embeddings:
+            encoder.resize_token_embeddings(*args, **kwargs)
+            self.tie_weights()
+        return embedding
+
     def update_router_biases(self) -> None:
         """Move the routers' choosing biases towards an even load; to be called after each optimiser step."""
         for module in self.modules():
@@ -164,6 +175,8 @@ class AnyformerPreTrainedModel(PreTrainedModel):
                 module.update_bias()
 
 
+# What a checkpoint of another class may lack.
+_NEW_PARTS = ("score.", "qa_outputs.", "nsp_head.", "pooler.", "model.pooler.")
 _PARTS = {
     "router": (".router.",),
     "attention": (".self_attn.", ".cross_attn."),
@@ -211,12 +224,14 @@ class AnyformerStack(AnyformerPreTrainedModel):
             hidden_states = hidden_states + self.token_type_embeddings(token_type_ids)
         return self.embed_dropout(self.embed_norm(hidden_states))
 
-    def position_biases(self, length: int, cache: Cache | None, device: torch.device) -> dict[str, torch.Tensor]:
+    def position_biases(
+        self, hidden_states: torch.Tensor, attention_mask: Any, cache: Cache | None
+    ) -> dict[str, torch.Tensor]:
         """What positions add to the scores, by layer type; empty for most kinds."""
         biases: dict[str, torch.Tensor] = {}
         for index, layer in enumerate(self.layers):
             if layer.layer_type not in biases:
-                queries, keys = key_and_query_positions(index, length, cache, device)
+                queries, keys = positions_for_bias(index, hidden_states, attention_mask, cache)
                 bias = self.positions.bias(queries, keys)
                 if bias is None:
                     break
@@ -255,8 +270,9 @@ class AnyformerStack(AnyformerPreTrainedModel):
         # While tracing, `packed` may be one document: it says nothing about whether a cache is of use.
         if self.causal and use_cache and cache is None and (packed is None or is_tracing(packed)):
             cache = self.new_cache(encoder_hidden_states is not None)
+        past = cache.get_seq_length() if cache is not None else 0
+        check_width(attention_mask, past, shaped)
         if position_ids is None:
-            past = cache.get_seq_length() if cache is not None else 0
             position_ids = positions_of(attention_mask, past, shaped)
 
         hidden_states = self.embed(input_ids, inputs_embeds, token_type_ids, position_ids)
@@ -272,17 +288,18 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 encoder_hidden_states=encoder_hidden_states,
             )
         rotations = self.positions.rotations(hidden_states, position_ids)
-        biases = self.position_biases(hidden_states.shape[1], cache, hidden_states.device)
+        biases = self.position_biases(hidden_states, attention_mask, cache)
         for layer in self.layers[: len(self.layers)]:
+            # What has a gradient goes in by position: reentrant checkpointing cuts only that off from the graph.
             hidden_states = layer(
                 hidden_states,
+                encoder_hidden_states,
+                biases.get(layer.layer_type),
                 attention_mask=masks,
                 position_embeddings=rotations,
-                position_bias=biases,
                 position_ids=position_ids,
                 cache=cache,
                 use_cache=use_cache,
-                encoder_hidden_states=encoder_hidden_states,
                 encoder_attention_mask=encoder_attention_mask,
                 token_mask=_token_mask(attention_mask, hidden_states),
                 **kwargs,
@@ -370,6 +387,7 @@ class AnyformerModel(AnyformerStack):
                 **kwargs,
             )
         encoded = encoder_outputs[0]  # [batch, source, hidden_size]
+        self._record_decoder_alone()
         outputs = super().forward(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -382,6 +400,16 @@ class AnyformerModel(AnyformerStack):
             **kwargs,
         )
         return _with_encoder(outputs, encoder_outputs)
+
+
+    def _record_decoder_alone(self) -> None:
+        """Install the hooks that record outputs, but not in the encoder: it has its own, and would record twice."""
+        if not getattr(self, "_output_capturing_hooks_installed", False):
+            encoder, self._modules["encoder"] = self._modules["encoder"], None
+            try:
+                maybe_install_capturing_hooks(self)
+            finally:
+                self._modules["encoder"] = encoder
 
 
 class Pooler(nn.Module):

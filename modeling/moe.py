@@ -38,6 +38,15 @@ class AnyformerRouter(nn.Module):
             init.zeros_(self.e_score_correction_bias)
             init.zeros_(self.load)
 
+    def _apply(self, fn, recurse: bool = True):
+        kept = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)
+        for name, buffer in kept.items():  # steps of 0.001 vanish in bf16: these stay in fp32
+            moved = self._buffers[name]
+            if moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
+
     def scores(self, logits: torch.Tensor) -> torch.Tensor:
         """[tokens, experts] -> the same, not negative."""
         raise NotImplementedError

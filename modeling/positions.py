@@ -42,7 +42,12 @@ class PositionEmbedding(nn.Module):
         return {}
 
     def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor | None:
-        """What is added to the scores, [1, heads, queries, keys], for positions [queries] and [keys]."""
+        """What is added to the scores, [batch, heads, queries, keys].
+
+        Args:
+            query_positions: [batch, queries]; key_positions: [batch, keys]; counted in the row, whatever `position_ids`
+                say: these kinds know distances alone.
+        """
         return None
 
 
@@ -100,8 +105,8 @@ class AlibiPositions(PositionEmbedding):
 
     def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
         slopes = torch.tensor(self.slopes(), device=key_positions.device)
-        distance = (query_positions[:, None] - key_positions[None, :]).abs().float()  # [queries, keys]
-        return -slopes[None, :, None, None] * distance
+        distance = (query_positions[:, :, None] - key_positions[:, None, :]).abs().float()  # [batch, queries, keys]
+        return -slopes[None, :, None, None] * distance[:, None]
 
 
 @POSITION_EMBEDDINGS.register("relative")
@@ -115,8 +120,8 @@ class RelativePositions(PositionEmbedding):
         )
 
     def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
-        buckets = self.buckets(key_positions[None, :] - query_positions[:, None])  # [queries, keys]
-        return self.relative_attention_bias(buckets).permute(2, 0, 1).unsqueeze(0)
+        buckets = self.buckets(key_positions[:, None, :] - query_positions[:, :, None])  # [batch, queries, keys]
+        return self.relative_attention_bias(buckets).permute(0, 3, 1, 2)
 
     def buckets(self, relative: torch.Tensor) -> torch.Tensor:
         """Bucket of each relative position (key minus query): exact when near, logarithmic when far."""

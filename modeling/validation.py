@@ -27,6 +27,7 @@ ROPE_KEYS: dict[str, tuple[set[str], set[str]]] = {
     "proportional": (set(), {"factor"}),
 }
 INITIALIZED_PARTS = ("embeddings", "attention", "mlp", "router", "head")
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 _LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -55,6 +56,10 @@ def _choice_problems(config: Any) -> Iterator[str]:
             near = _near(value, known)
             hint = f"did you mean {near[0]!r}? " if near else ""
             yield f"{name}={value!r} is not known; {hint}choices: {', '.join(known)}"
+    if config.problem_type not in (None, *PROBLEM_TYPES):
+        yield f"problem_type={config.problem_type!r} is not known; choices: {', '.join(PROBLEM_TYPES)}"
+    if config.num_labels < 1:
+        yield f"num_labels={config.num_labels} must be at least 1"
     if config.hidden_act not in ACT2FN:
         near = _near(config.hidden_act, ACT2FN, 3)
         yield f"hidden_act={config.hidden_act!r} is not known; near: {', '.join(near) or ', '.join(ACT2FN)}"
@@ -203,6 +208,8 @@ def _expert_problems(config: Any) -> Iterator[str]:
 
 def _shape_problems(config: Any) -> Iterator[str]:
     shape = config.architecture
+    if config.is_encoder_decoder != (shape == "encoder-decoder"):
+        yield f"is_encoder_decoder={config.is_encoder_decoder} contradicts architecture={shape!r}: give architecture alone"
     if shape != "encoder" and config.pooler:
         yield f"pooler=True belongs to architecture='encoder', not to {shape!r}"
     if shape != "encoder-decoder" and config.num_encoder_layers != config.num_hidden_layers:

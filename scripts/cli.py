@@ -23,6 +23,7 @@ VERBS = {
     "import": "import_",
     "export": "export",
     "recipes": "list_",
+    "families": "families",
 }
 
 

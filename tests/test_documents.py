@@ -35,6 +35,7 @@ MAKE_ENDS_IN = {
     "test": "-m pytest",
     "test-fast": "-m pytest",
     "format": "ruff format",
+    "families": "mv build/families.md docs/families.md",
 }
 # Commands of README.md that cannot be run here, with the reason.
 SKIPPED: dict[str, str] = {}

@@ -268,17 +268,21 @@ def to_hf(model: AnyformerPreTrainedModel, *, model_type: str | None = None, cop
 def _foreign_config(config: AnyformerConfig, model_type: str | None, head: str) -> tuple[Family, PreTrainedConfig]:
     if model_type is not None and model_type not in FAMILIES:
         raise ConversionError(f"model_type {model_type!r} has no family file; known: {', '.join(FAMILIES)}")
-    problems = []
+    problems: list[ConversionError] = []
     for family in [FAMILIES[model_type]] if model_type else FAMILIES.values():
         if head not in family.heads:
-            problems.append(f"{family.model_type} has no {head} class")
+            if model_type:
+                raise ConversionError(f"{model_type} has no stock class for the head {head!r}")
             continue
         try:
             foreign_class = getattr(transformers, family.heads[head]).config_class
             return family, family.to_foreign_config(config, foreign_class, head)
         except ConversionError as error:
-            problems.append(str(error))
-    raise ConversionError("\n".join(problems))
+            problems.append(error)
+    if model_type:
+        raise problems[0]
+    nearest = sorted(problems, key=lambda error: error.fields)[:3]
+    raise ConversionError("no family can express this config. The nearest:\n" + "\n".join(map(str, nearest)))
 
 
 @torch.no_grad()

@@ -39,7 +39,15 @@ Table = Mapping[str | tuple[str, ...], str | Transform]
 
 
 class ConversionError(ValueError):
-    """A model or config that cannot be converted exactly; the message says which part and why."""
+    """A model or config that cannot be converted exactly; the message says which part and why.
+
+    Args:
+        fields: how many fields of a config are in the way, where that is the reason.
+    """
+
+    def __init__(self, message: str, fields: int = 1) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,7 @@ class Family:
                 problems.append(f"{ours}={value!r} (its {theirs} is {seen[theirs]!r})")
             seen[theirs] = value
         if problems:
-            raise ConversionError(f"{self.model_type} cannot express " + ", ".join(problems))
+            raise ConversionError(f"{self.model_type} cannot express " + ", ".join(problems), len(problems))
         try:
             foreign = self._theirs(config, foreign_class)
             again = self._ours(foreign, head or self.default_head)
@@ -204,7 +212,7 @@ class Family:
             if f.name not in _FREE_FIELDS and _plain(getattr(config, f.name)) != _plain(getattr(again, f.name))
         ]
         if lost:
-            raise ConversionError(f"{self.model_type} cannot express " + ", ".join(lost))
+            raise ConversionError(f"{self.model_type} cannot express " + ", ".join(lost), len(lost))
         foreign.architectures = [self.heads[head or self.default_head]]
         return foreign
 

@@ -389,28 +389,42 @@ def test_a_broken_gguf(tmp_path, content):
     assert not (tmp_path / "x").exists()
 
 
-def test_another_family(tmp_path):
-    from transformers import GPT2Config, GPT2LMHeadModel
+def test_a_family_without_a_file(tmp_path):
+    from transformers import MambaConfig, MambaForCausalLM
 
-    GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=2)).save_pretrained(
-        tmp_path / "gpt2"
-    )
-    error = refused("import", tmp_path / "gpt2", tmp_path / "x")
-    assert "'gpt2'" in error and "known: llama" in error
-    error = refused("export", tmp_path / "gpt2", tmp_path / "x")
-    assert "is a gpt2, not an anyformer" in error
+    MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1)).save_pretrained(tmp_path / "m")
+    error = refused("import", tmp_path / "m", tmp_path / "x")
+    assert "'mamba'" in error and "known: llama" in error
+    error = refused("export", tmp_path / "m", tmp_path / "x")
+    assert "is a mamba, not an anyformer" in error
     assert not (tmp_path / "x").exists()
 
 
+def test_an_encoder_goes_in_and_out(tmp_path):
+    from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    stock = BertForMaskedLM(BertConfig(vocab_size=64, **sizes)).eval()
+    stock.save_pretrained(tmp_path / "bert")
+    done = CliRunner().invoke(app, ["import", str(tmp_path / "bert"), str(tmp_path / "ours")])
+    assert done.exit_code == 0 and "AutoModelForMaskedLM.from_pretrained" in done.output, done.output
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--model-type", "bert"])
+    assert done.exit_code == 0, done.output
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path / "back")
+    assert type(again) is BertForMaskedLM
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in stock.state_dict().items())
+
+
 def test_what_llama_cannot_express_is_refused_by_field(tiny, tmp_path):
-    tiny(mlp="dense", norm="layernorm", hidden_dropout=0.1).save_pretrained(tmp_path / "ours")
-    for options in ((), ("--model-type", "llama")):
-        error = refused("export", tmp_path / "ours", tmp_path / "x", *options)
-        assert "llama cannot express" in error
-        for field in ("mlp='dense'", "norm='layernorm'", "hidden_dropout=0.1"):
-            assert field in error
-    assert "'gpt2' has no family file; known: llama" in refused(
-        "export", tmp_path / "ours", tmp_path / "x", "--model-type", "gpt2"
+    tiny(mlp="clamped", norm="layernorm", hidden_dropout=0.1).save_pretrained(tmp_path / "ours")
+    error = refused("export", tmp_path / "ours", tmp_path / "x", "--model-type", "llama")
+    assert "llama cannot express" in error
+    for field in ("mlp='clamped'", "norm='layernorm'", "hidden_dropout=0.1"):
+        assert field in error
+    error = refused("export", tmp_path / "ours", tmp_path / "x")
+    assert "no family can express this config" in error and len(error.splitlines()) <= 5
+    assert "'gpt9' has no family file; known: llama" in refused(
+        "export", tmp_path / "ours", tmp_path / "x", "--model-type", "gpt9"
     )
     assert not (tmp_path / "x").exists()
 

