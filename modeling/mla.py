@@ -70,10 +70,20 @@ class LatentAttention(AnyformerAttention):
             rope = apply_rotary(rope, *position_embeddings, self.interleaved)
             rope_key = apply_rotary(rope_key, *position_embeddings, self.interleaved)
         if cache is not None:
+            self._check_cache(cache)
             latent, rope_key = cache.update(latent, rope_key, self.layer_idx, kwargs=kwargs)
         if cache is not None and self._absorbing_pays(nope.shape[2], latent.shape[2], attention_mask):
             return self._absorbed(nope, rope, latent, rope_key, attention_mask)
         return self._expanded(nope, rope, latent, rope_key, attention_mask, **kwargs)
+
+    def _check_cache(self, cache: Cache) -> None:
+        layer = cache.layers[self.layer_idx] if self.layer_idx < len(getattr(cache, "layers", ())) else None
+        kept = getattr(layer, "keys", None)
+        if isinstance(kept, torch.Tensor) and kept.dim() == 4 and kept.shape[-1] not in (0, self.rank):
+            raise ValueError(
+                f"the cache holds keys of width {kept.shape[-1]} where attention='mla' keeps latents of kv_lora_rank="
+                f"{self.rank}: prefix tuning has no place in it; use prompt tuning or LoRA"
+            )
 
     def _expanded(
         self, nope: torch.Tensor, rope: torch.Tensor, latent: torch.Tensor, rope_key: torch.Tensor, mask: Any, **kwargs

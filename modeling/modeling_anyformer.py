@@ -55,6 +55,8 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         changed = config.attention_sinks or config.attn_logit_softcapping is not None
         object.__setattr__(self, "_supports_sdpa", not changed)
         object.__setattr__(self, "_supports_flash_attn", not (biased or changed or config.attention == "mla"))
+        dynamic = "dynamic" in str(config.rope_parameters)  # recomputes its frequencies by length
+        object.__setattr__(self, "_can_compile_fullgraph", not dynamic)
         super().__init__(config, *inputs, **kwargs)
         self._no_split_modules = [LAYERS[config.norm_position].__name__]
 
@@ -131,15 +133,17 @@ class AnyformerPreTrainedModel(PreTrainedModel):
                     "shares the input embedding."
                 )
             raise ValueError(f"The checkpoint has no weights for {shown}.{hint}")
-        if model.config.tie_word_embeddings:
-            model._untie_if_head_differs()
+        model._untie_what_differs()
         return (model, info) if output_loading_info else model
 
-    def _untie_if_head_differs(self) -> None:
-        """Make the config say what the loader did with a tied config over a checkpoint that has another head."""
+    def _untie_what_differs(self) -> None:
+        """Make the config say what the loader did with a tied config over a checkpoint that holds two tables."""
         head, embedding = self.get_output_embeddings(), self.get_input_embeddings()
+        encoder = getattr(self.base_model, "encoder", None)
         if head is not None and head.weight is not embedding.weight:
             self.config.tie_word_embeddings = False
+        if encoder is not None and encoder.embed_tokens.weight is not embedding.weight:
+            self.config.share_embeddings = False
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Repeated weight -> the one it repeats: the head where `tie_word_embeddings`, the encoder's embedding where

@@ -41,9 +41,11 @@ class AnyformerRouter(nn.Module):
     def _apply(self, fn, recurse: bool = True):
         kept = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)
-        for name, buffer in kept.items():  # steps of 0.001 vanish in bf16: these stay in fp32
+        for name, buffer in kept.items():
             moved = self._buffers[name]
-            if moved.dtype != buffer.dtype:
+            if buffer.is_meta and not moved.is_meta:  # `to_empty` leaves uninitialised memory
+                moved.zero_()
+            elif moved.dtype != buffer.dtype:  # steps of 0.001 vanish in bf16: these stay in fp32
                 self._buffers[name] = buffer.to(moved.device)
         return self
 
@@ -133,11 +135,14 @@ class _StackedExperts(nn.Module):
         if config.mlp_bias:
             setattr(self, f"{self._up}_bias", nn.Parameter(torch.zeros(experts, width)))
             self.down_proj_bias = nn.Parameter(torch.zeros(experts, hidden))
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_dropout = nn.Dropout(config.activation_dropout)
+        activation = ACT2FN[config.hidden_act]
+        # The library applies this alone where there is no gate.
+        self.act_fn = activation if block.has_gate else nn.Sequential(activation, self.act_dropout)
 
     def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return self._combine(gate, up, self.act_fn, self.limit)
+        return self.act_dropout(self._combine(gate, up, self.act_fn, self.limit))
 
     def forward(self, hidden_states: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden_size] -> the same; the readable reference (`experts_implementation="eager"`)."""

@@ -188,3 +188,86 @@ def test_a_classifier_on_a_language_models_checkpoint_starts_anew_but_never_lose
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"no weights for score\.weight"):
         HEADS["sequence_classification"].from_pretrained(tmp_path / "reward")
+
+
+def test_what_is_recorded_is_the_same_every_time(tiny):
+    model = tiny(head="seq2seq_lm", num_encoder_layers=3, num_experts=4, router_aux_loss_coef=0.1, **BOTH)
+    tokens = ids(2, 6)
+    wanted = {"output_hidden_states": True, "output_router_logits": True}
+    model.set_attn_implementation("eager")
+    outputs = [model(tokens, labels=tokens, output_attentions=True, **wanted) for _ in range(3)]
+    for output in outputs:
+        assert (len(output.encoder_hidden_states), len(output.decoder_hidden_states)) == (4, 3)
+        assert (len(output.encoder_attentions), len(output.decoder_attentions), len(output.cross_attentions)) == (3, 2, 2)
+        assert len(output.router_logits) == 5
+        torch.testing.assert_close(output.loss, outputs[0].loss)
+
+
+def test_padding_behind_the_labels_changes_no_router_loss(tiny):
+    model = tiny(head="seq2seq_lm", num_experts=4, router_aux_loss_coef=0.1, **BOTH)
+    tokens = ids(2, 5)
+    longer = torch.cat([tokens, torch.full((2, 6), -100)], 1)
+    torch.testing.assert_close(model(tokens, labels=longer).aux_loss, model(tokens, labels=tokens).aux_loss)
+
+
+@pytest.mark.parametrize("head", ["sequence_classification", "token_classification", "question_answering"])
+def test_classifiers_add_the_router_losses(tiny, head):
+    tokens, experts = ids(2, 6), {"num_experts": 4, "num_labels": 3}
+    labels = {"sequence_classification": {"labels": torch.tensor([0, 2])}}
+    labels |= {"token_classification": {"labels": tokens % 3}}
+    labels |= {"question_answering": {"start_positions": torch.tensor([0, 1]), "end_positions": torch.tensor([2, 3])}}
+    plain = tiny(head=head, **experts)(tokens, **labels[head])
+    output = tiny(head=head, router_aux_loss_coef=0.5, **experts)(tokens, **labels[head])
+    torch.testing.assert_close(output.loss, plain.loss + 0.5 * output.aux_loss)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("positions", ["rope", "relative"])
+@pytest.mark.parametrize(("head", "shape"), [("causal_lm", "decoder"), ("seq2seq_lm", "both")])
+def test_checkpointing_gives_the_same_gradients_on_every_shape(tiny, reentrant, positions, head, shape):
+    fields = SHAPES[shape] | {"head": head, "position_embedding": positions}
+    tokens, models = ids(2, 7), [tiny(**fields).train() for _ in range(2)]
+    models[1].gradient_checkpointing_enable({"use_reentrant": reentrant})
+    models[1].enable_input_require_grads()
+    for model in models:
+        model(tokens, labels=tokens).loss.backward()
+    for (name, a), (_, b) in zip(*(m.named_parameters() for m in models), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_resized_embeddings_are_resized_on_both_sides(tiny, tmp_path, shared):
+    model = tiny(head="seq2seq_lm", share_embeddings=shared, **BOTH)
+    model.resize_token_embeddings(120)
+    tokens = ids(2, 6, low=100, high=120)
+    expected = model(tokens, labels=tokens).logits
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert again.config.vocab_size == 120 and torch.equal(again(tokens, labels=tokens).logits, expected)
+
+
+def test_a_shared_config_over_two_tables_says_so(tiny, tmp_path):
+    import json
+
+    model = tiny(head="seq2seq_lm", share_embeddings=False, **BOTH)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"share_embeddings": True}))
+    again = type(model).from_pretrained(tmp_path)
+    assert again.config.share_embeddings is False
+    again.tie_weights()
+    tokens = ids(2, 6)
+    assert torch.equal(again(tokens, labels=tokens).logits, model(tokens, labels=tokens).logits)
+
+
+def test_left_padded_decoder_prompts_count_positions_in_every_cache(tiny):
+    model = tiny(head="seq2seq_lm", position_embedding="learned", **BOTH)
+    source, prompt = ids(2, 6), ids(2, 5, seed=2)
+    mask = (torch.arange(5) >= torch.tensor([[0], [3]])).long()
+    options = {"decoder_attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    expected = model.generate(source, decoder_input_ids=prompt, use_cache=False, **options)
+    for implementation in ("dynamic", "static"):
+        got = model.generate(source, decoder_input_ids=prompt, cache_implementation=implementation, **options)
+        assert torch.equal(got, expected), implementation
+    alone = model.generate(source[1:], decoder_input_ids=prompt[1:, 3:], max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    assert torch.equal(expected[1, -5:], alone[0, -5:])

@@ -155,3 +155,40 @@ def test_a_backend_that_would_ignore_a_part_is_refused(tiny):
     assert tiny(attn_implementation=None, attention_sinks=True).config._attn_implementation == "eager"
     with pytest.raises(ValueError, match="scaled_dot_product_attention"):
         tiny(attn_implementation="sdpa", attention_sinks=True)
+
+
+@backends
+@pytest.mark.parametrize("positions", ["rope", "alibi", "relative", "learned", "sinusoidal"])
+def test_a_hole_in_the_mask_equals_removal(tiny, backend, positions):
+    model, tokens = tiny(attn_implementation=backend, position_embedding=positions), ids(1, 9)
+    mask = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1, 1]])
+    got = model(tokens, attention_mask=mask).logits[:, mask[0].bool()]
+    torch.testing.assert_close(got, model(tokens[:, mask[0].bool()]).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", ["rope", "alibi", "none"])
+def test_positions_that_jump_ahead_split_nothing(tiny, positions):
+    model, tokens = tiny(position_embedding=positions), ids(1, 6)
+    spread = model(tokens, position_ids=2 * torch.arange(6)[None]).logits
+    ones = model(tokens, position_ids=2 * torch.arange(6)[None], attention_mask=torch.ones_like(tokens)).logits
+    torch.testing.assert_close(spread, ones)
+    if positions != "rope":
+        torch.testing.assert_close(spread, model(tokens).logits)
+
+
+@backends
+@pytest.mark.parametrize("positions", ["rope", "alibi", "relative"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long])
+def test_a_mask_of_ones_and_zeros_in_four_dimensions_hides(tiny, backend, positions, dtype):
+    model, tokens = tiny(attn_implementation=backend, position_embedding=positions), ids(1, 6)
+    mask = torch.ones(1, 1, 6, 6).tril().to(dtype)
+    torch.testing.assert_close(model(tokens, attention_mask=mask).logits, model(tokens).logits, rtol=0, atol=1e-5)
+
+
+def test_a_mask_of_the_wrong_width_is_refused(tiny):
+    model, tokens = tiny(), ids(1, 9)
+    cache = model(tokens[:, :6]).cache
+    with pytest.raises(ValueError, match="3 columns for 6 cached and 3 new tokens"):
+        model(tokens[:, 6:], cache=cache, attention_mask=torch.ones(1, 3))
+    with pytest.raises(ValueError, match="11 columns for 0 cached and 9 new tokens"):
+        model(tokens, attention_mask=torch.ones(1, 11))

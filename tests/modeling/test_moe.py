@@ -157,3 +157,34 @@ def test_an_encoder_may_lack_the_decoders_sparse_layers(tiny):
     model = tiny(**BALANCED, **shape, num_encoder_layers=1, mlp_layer_types=["dense", "sparse"])
     tokens = ids(2, 6)
     assert model(tokens, labels=tokens).loss.isfinite()
+
+
+def test_choosing_biases_stay_in_fp32_and_keep_small_steps(tiny, tmp_path):
+    model = tiny(**EXPERTS, router_score_bias=True, router_bias_update_rate=0.001).to(torch.bfloat16)
+    made = model.model.layers[0].mlp.router
+    made.e_score_correction_bias.fill_(0.5)
+    for _ in range(20):
+        made.load.copy_(torch.tensor([0.0] + [1.0] * 7))
+        made.update_bias()
+    torch.testing.assert_close(made.e_score_correction_bias, torch.tensor([0.52] + [0.48] * 7))
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16).model.layers[0].mlp.router
+    assert torch.equal(again.e_score_correction_bias, made.e_score_correction_bias)
+    assert again.weight.dtype == torch.bfloat16
+
+
+def test_dropout_reaches_the_experts(tiny):
+    for mlp in ("gated", "dense"):
+        block = tiny(**EXPERTS, mlp=mlp, activation_dropout=0.5).train().model.layers[0].mlp
+        hidden = torch.randn(1, 4, 32)
+        assert not torch.equal(block(hidden), block(hidden))
+        block.eval()
+        assert torch.equal(block(hidden), block(hidden))
+
+
+def test_load_after_the_meta_device_is_zero(tiny):
+    model = tiny(**EXPERTS, router_score_bias=True)
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    empty.to_empty(device="cpu")
+    assert all((layer.mlp.router.load == 0).all() for layer in empty.model.layers)
