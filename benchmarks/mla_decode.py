@@ -16,7 +16,7 @@ from transformers import Cache, DeepseekV3Config, DeepseekV3ForCausalLM, Dynamic
 
 from anyformer import from_hf
 
-VOCABULARY, CHUNK = 4096, 512
+VOCABULARY, CHUNK = 4096, 1024
 
 
 def stock_model(layers: int, heads: int) -> DeepseekV3ForCausalLM:

@@ -164,7 +164,8 @@ class GroupedQueryAttention(AnyformerAttention):
 
     def _head_norm(self, heads: int) -> nn.Module | None:
         """QK-norm (Henry et al. 2020, arXiv:2010.04245; Dehghani et al. 2023, arXiv:2302.05442)."""
-        sizes = {"head": self.head_dim, "separate": (heads, self.head_dim), "full": heads * self.head_dim}
+        sizes: dict[str, Any] = {"head": self.head_dim, "separate": (heads, self.head_dim)}
+        sizes["full"] = heads * self.head_dim
         return None if self.config.qk_norm == "none" else build_norm(self.config, sizes[self.config.qk_norm])
 
     def _heads(self, projected: torch.Tensor, norm: nn.Module | None = None) -> torch.Tensor:
@@ -224,7 +225,7 @@ class CrossAttention(AttentionBase):
         cache: Cache | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[batch, length, hidden_size] over encoder states [batch, source, hidden_size] -> [batch, length, hidden_size]."""
+        """[batch, length, hidden_size] over encoder states [batch, source, hidden_size] -> the first shape."""
 
         def heads(projected: torch.Tensor) -> torch.Tensor:
             return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)
@@ -232,7 +233,7 @@ class CrossAttention(AttentionBase):
         query = heads(self.q_proj(hidden_states))  # [batch, heads, length, head_dim]
         kept = cache if isinstance(cache, EncoderDecoderCache) else None
         if kept is not None and kept.is_updated.get(self.layer_idx):
-            layer = kept.cross_attention_cache.layers[self.layer_idx]
+            layer: Any = kept.cross_attention_cache.layers[self.layer_idx]
             key, value = layer.keys, layer.values
         else:
             key, value = heads(self.k_proj(encoder_hidden_states)), heads(self.v_proj(encoder_hidden_states))

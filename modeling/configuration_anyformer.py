@@ -73,6 +73,7 @@ class AnyformerConfig(PreTrainedConfig):
         attention_bias, attention_out_bias: bias on query, key and value; on the output (default: as attention_bias).
         attention_multiplier: factor on q k^T; default 1 / sqrt(width of a query head).
         attn_logit_softcapping: c: scores become c * tanh(scores / c).
+        qk_norm, clip_qkv and attention_sinks, below, act in self-attention alone.
         attention_sinks: a learned logit a head that takes part in the softmax and has no value (GPT-OSS).
         qk_norm: norm of queries and keys: "none", "head" (one weight over head_dim for all heads), "separate" (a
             weight for each head), "full" (over all heads together).
@@ -146,6 +147,8 @@ class AnyformerConfig(PreTrainedConfig):
         "layers.*.self_attn.q_proj": "colwise",
         "layers.*.self_attn.k_proj": "colwise",
         "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.q_b_proj": "colwise",
+        "layers.*.self_attn.kv_b_proj": "colwise",
         "layers.*.self_attn.o_proj": "rowwise",
         "layers.*.mlp.gate_proj": "colwise",
         "layers.*.mlp.up_proj": "colwise",
@@ -266,7 +269,7 @@ class AnyformerConfig(PreTrainedConfig):
             self.rope_parameters = None
 
     def _derive_sizes(self) -> None:
-        """Defaults that follow from other fields; those that make no sense must not break here: validation names them."""
+        """Defaults that follow from other fields. What makes no sense must not break here: validation names it."""
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
         if self.moe_intermediate_size is None:
@@ -356,6 +359,12 @@ class AnyformerConfig(PreTrainedConfig):
                     f"is_encoder_decoder={given!r} contradicts architecture={self.architecture!r}: give architecture "
                     "alone"
                 )
+        rotary = self.rope_parameters or kwargs.get("rope_theta") or kwargs.get("rope_scaling")
+        if self.position_embedding != "rope" and rotary:
+            raise TypeError(
+                f"rope_parameters={rotary!r} belong to position_embedding='rope', not to "
+                f"{self.position_embedding!r}: leave them out"
+            )
         rope, scaling, theta = self.rope_parameters, kwargs.get("rope_scaling"), kwargs.get("rope_theta")
         thetas = [d["rope_theta"] for d in (rope, scaling) if isinstance(d, dict) and "rope_theta" in d]
         if (rope and scaling and rope != scaling) or (theta is not None and any(t != theta for t in thetas)):

@@ -61,7 +61,7 @@ def count(config: Any, sequence_length: int = 1, head: str | None = None) -> Cou
     """
     model = _empty_model(config, head or _HEADS[config.architecture])
     tied = model.get_expanded_tied_weights_keys()
-    parameters = {part: 0 for part in ("embeddings", "attention", "mlp", "experts", "router", "norms", "head")}
+    parameters = dict.fromkeys(("embeddings", "attention", "mlp", "experts", "router", "norms", "head"), 0)
     for name, parameter in model.named_parameters():
         if name not in tied:
             parameters[part_of(name)] += parameter.numel()
@@ -109,7 +109,11 @@ def _attention_flops(config: Any) -> int:
     crossing = 2 * (config.qk_head_dim or config.head_dim)
     if config.architecture != "encoder-decoder":
         return 2 * heads * width * config.num_hidden_layers
-    return 2 * heads * (width * (config.num_hidden_layers + config.num_encoder_layers) + crossing * config.num_hidden_layers)
+    return (
+        2
+        * heads
+        * (width * (config.num_hidden_layers + config.num_encoder_layers) + crossing * config.num_hidden_layers)
+    )
 
 
 def _cached_values(config: Any) -> int:

@@ -1,4 +1,7 @@
-"""The heads. Each is a body and one or two layers; experts: @use_experts_implementation (the library looks for this)."""
+"""The heads: each is a body and one or two layers.
+
+Experts: @use_experts_implementation (the library looks for this word in the file of a class).
+"""
 
 from typing import Any
 
@@ -92,7 +95,7 @@ class AnyformerHead(AnyformerPreTrainedModel):
         if loss is None or not (config.router_aux_loss_coef or config.router_z_loss_coef):
             return loss, None
         added, balance = self.router_losses(outputs.router_logits, masks)
-        # A share of the whole batch's, so that accumulation does not change the sum.
+        # Weighed by this call's share of the whole batch, as the targets are.
         return loss + (added if total is None else added * (items / total)), balance
 
 
@@ -162,7 +165,9 @@ class GenerationHead(LanguageModelHead, GenerationMixin):
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any):
         given = model_kwargs.get("cache")
-        result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        result = super()._prepare_cache_for_generation(  # type: ignore[misc]
+            generation_config, model_kwargs, *args, **kwargs
+        )
         cache = model_kwargs.get("cache")
         if cache is not given and isinstance(cache, EncoderDecoderCache):
             # The library sizes it by the decoder's windows, which would cut the encoder's keys.
@@ -315,7 +320,7 @@ class AnyformerForMaskedLM(LanguageModelHead):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> AnyformerHeadOutput:
-        """As `AnyformerModel.forward`; `labels` [batch, length] are -100 except at masked tokens. `logits` and `loss`."""
+        """As `AnyformerModel.forward`; `labels` [batch, length] are -100 except at masked tokens."""
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -382,7 +387,7 @@ class AnyformerForPreTraining(LanguageModelHead):
             items = (labels != IGNORED).sum()
             loss, extra = self._add_router_losses(loss, outputs, [attention_mask], items, num_items_in_batch)
         if next_sentence_label is not None:
-            share = 1.0
+            share: Any = 1.0
             if num_items_in_batch is not None and labels is not None:  # this call's share of an accumulated batch
                 share = (labels != IGNORED).sum() / num_items_in_batch
             follows = token_loss(relation, next_sentence_label.view(-1)) * share
@@ -410,7 +415,9 @@ class ClassifierHead(AnyformerHead):
             kwargs["decoder_input_ids"] = shift_right(input_ids, self.config, attention_mask)
             kwargs["decoder_attention_mask"] = attention_mask
         kwargs["cache"] = one_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **self._router_arguments(labels, kwargs))
+        outputs = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, **self._router_arguments(labels, kwargs)
+        )
         both = [attention_mask, kwargs.get("decoder_attention_mask")]
         return outputs, both if self.config.is_encoder_decoder else both[:1]
 
@@ -443,13 +450,12 @@ class AnyformerForSequenceClassification(ClassifierHead):
 
         Returns:
             `logits` [batch, labels], read at the first or last real token, or their mean, as `classifier_pooling`
-            says, on either padding side. Without a mask, what stands behind the last token that is not
-            `pad_token_id` counts as padding.
+            says, on either padding side. Without a mask, the last one is the last that is not `pad_token_id`.
         """
         kwargs |= {"position_ids": position_ids, "past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
         outputs, masks = self._run(input_ids, attention_mask, labels, kwargs)
         which, mask = self.config.classifier_pooling, attention_mask
-        if mask is None and input_ids is not None and self.config.pad_token_id is not None:
+        if which == "last" and mask is None and input_ids is not None and self.config.pad_token_id is not None:
             mask = (input_ids != self.config.pad_token_id).long()
         pooled = outputs.pooler_output if which == "first" else None
         if pooled is None:

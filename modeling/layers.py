@@ -162,7 +162,7 @@ class ParallelLayer(AnyformerLayer):
     norms = {"attention": ("input_layernorm", None), "mlp": (None, None)}  # noqa: RUF012
 
     def wire(self, hidden_states: torch.Tensor, attention: Block, cross: Block | None, mlp: Block) -> torch.Tensor:
-        normed = self.input_layernorm(hidden_states)
+        normed = self._norm("attention", False, hidden_states)
         return hidden_states + self._branch(attention(normed)) + self._branch(mlp(normed))
 
 
@@ -173,5 +173,5 @@ class DualParallelLayer(AnyformerLayer):
     norms = {"attention": ("input_layernorm", None), "mlp": ("post_attention_layernorm", None)}  # noqa: RUF012
 
     def wire(self, hidden_states: torch.Tensor, attention: Block, cross: Block | None, mlp: Block) -> torch.Tensor:
-        attended = self._branch(attention(self.input_layernorm(hidden_states)))
-        return hidden_states + attended + self._branch(mlp(self.post_attention_layernorm(hidden_states)))
+        attended = self._branch(attention(self._norm("attention", False, hidden_states)))
+        return hidden_states + attended + self._branch(mlp(self._norm("mlp", False, hidden_states)))

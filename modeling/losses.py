@@ -93,7 +93,8 @@ def problem_type_of(num_labels: int, labels: torch.Tensor) -> str:
     if num_labels == 1:
         return "regression"
     whole = not labels.is_floating_point()
-    return "single_label_classification" if whole and labels.dim() == 1 else "multi_label_classification"
+    one_each = labels.dim() == 1 or labels.shape[-1] == 1
+    return "single_label_classification" if whole and one_each else "multi_label_classification"
 
 
 def load_balancing_loss(logits: torch.Tensor, router: Any, token_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -138,12 +139,12 @@ def router_losses(
         ValueError: the logits are cut off from the graph, so that the losses would train nothing.
     """
     mask = None if token_mask is None else token_mask.reshape(-1)
-    if torch.is_grad_enabled() and any(r.weight.requires_grad for r in routers):
-        if not all(logits.requires_grad for logits in router_logits):
-            raise ValueError(
-                "the router losses get no gradient under reentrant gradient checkpointing: use "
-                "gradient_checkpointing_kwargs={'use_reentrant': False}"
-            )
+    trained = torch.is_grad_enabled() and any(router.weight.requires_grad for router in routers)
+    if trained and not all(logits.requires_grad for logits in router_logits):
+        raise ValueError(
+            "the router losses get no gradient under reentrant gradient checkpointing: use "
+            "gradient_checkpointing_kwargs={'use_reentrant': False}"
+        )
     pairs = list(zip(router_logits, routers, strict=True))
     balance = torch.stack([load_balancing_loss(logits, router, mask) for logits, router in pairs]).mean()
     total = config.router_aux_loss_coef * balance

@@ -36,7 +36,11 @@ def attention_masks(
         documents: [batch, length], the number of the packed document that each token belongs to.
         causal: tokens see only those before them.
     """
-    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4 and not attention_mask.is_floating_point():
+    if (
+        isinstance(attention_mask, torch.Tensor)
+        and attention_mask.dim() == 4
+        and not attention_mask.is_floating_point()
+    ):
         attention_mask = attention_mask.bool()  # a kernel would add 1 and 0
     packed = None if documents is None else packed_sequence_mask_function(documents)
     arguments: dict[str, Any] = {"config": config, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
@@ -112,6 +116,25 @@ def positions_for_bias(
             return counted[:, -length:], counted[:, offset : offset + keys]
     queries = torch.arange(length, device=device) + past
     return queries[None], torch.arange(keys, device=device)[None] + offset
+
+
+def same_document(queries: torch.Tensor | None, keys: torch.Tensor | None) -> Callable | None:
+    """Mask function of cross-attention between packed documents: the n-th of the queries sees the n-th of the keys.
+
+    Args:
+        queries: [batch, length], keys: [batch, source]: document numbers, or None where nothing is packed.
+
+    Raises:
+        ValueError: one side is packed and the other is not.
+    """
+    if queries is None and keys is None:
+        return None
+    if queries is None or keys is None:
+        raise ValueError(
+            "only one side of this encoder-decoder is packed: pass position_ids and decoder_position_ids that start "
+            "again with each document"
+        )
+    return lambda batch, head, query, key: queries[batch, query] == keys[batch, key]
 
 
 def check_width(attention_mask: Any, past: Any, inputs_embeds: torch.Tensor) -> None:

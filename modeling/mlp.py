@@ -12,15 +12,17 @@ from .registry import MLPS
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
-@MLPS.register("gated")
-class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU by `hidden_act` (Shazeer 2020, arXiv:2002.05202, eq. 6).
+class FeedForward(nn.Module):
+    """The projections of a feed-forward block; experts read the same two attributes.
 
     Args:
         size: inner width; default `intermediate_size`.
+
+    Attributes:
+        has_gate: a gate stands beside the up projection, and `combine` joins them.
     """
 
-    has_gate = True
+    has_gate = False
 
     def __init__(self, config: AnyformerConfig, size: int | None = None) -> None:
         super().__init__()
@@ -33,9 +35,24 @@ class GatedMLP(nn.Module):
         self.act_dropout = nn.Dropout(config.activation_dropout)
         self.limit = config.swiglu_limit
 
+
+@MLPS.register("dense")
+class DenseMLP(FeedForward):
+    """down(act(up(x))): the feed-forward network of Vaswani et al. 2017 (arXiv:1706.03762, eq. 2)."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_dropout(self.act_fn(self.up_proj(hidden_states))))
+
+
+@MLPS.register("gated")
+class GatedMLP(FeedForward):
+    """down(act(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU by `hidden_act` (Shazeer 2020, arXiv:2002.05202, eq. 6)."""
+
+    has_gate = True
+
     @staticmethod
     def combine(gate: torch.Tensor, up: torch.Tensor, act_fn: Activation, limit: float) -> torch.Tensor:
-        """What goes into the down projection; experts use it too."""
+        """What goes into the down projection."""
         return act_fn(gate) * up
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -53,13 +70,3 @@ class ClampedMLP(GatedMLP):
     @staticmethod
     def combine(gate: torch.Tensor, up: torch.Tensor, act_fn: Activation, limit: float) -> torch.Tensor:
         return act_fn(gate.clamp(max=limit)) * (up.clamp(-limit, limit) + 1)
-
-
-@MLPS.register("dense")
-class DenseMLP(GatedMLP):
-    """down(act(up(x))): the feed-forward network of Vaswani et al. 2017 (arXiv:1706.03762, eq. 2)."""
-
-    has_gate = False
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_dropout(self.act_fn(self.up_proj(hidden_states))))

@@ -19,7 +19,14 @@ from .attention import AnyformerAttention, CrossAttention
 from .cache_layers import DynamicGlobalSlidingLayer  # noqa: F401  registers the cache layers
 from .configuration_anyformer import AnyformerConfig
 from .layers import AnyformerLayer
-from .masks import attention_masks, check_width, packed_documents, positions_for_bias, positions_of
+from .masks import (
+    attention_masks,
+    check_width,
+    packed_documents,
+    positions_for_bias,
+    positions_of,
+    same_document,
+)
 from .mla import LatentAttention  # noqa: F401  registers the attention
 from .moe import AnyformerExperts, AnyformerRouter  # experts: @use_experts_implementation (the library looks for this)
 from .norms import AnyformerNorm, build_norm
@@ -73,26 +80,34 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     def _state_ranges(self) -> None:
         """Write on every module the standard deviations that its part of the model starts with."""
         config = self.config
-        ranges, scale = config.initializer_ranges or {}, 1.0
-        if config.initialization == "depth_scaled":
-            scale = 1 / math.sqrt(2 * config.num_hidden_layers)
+        ranges = config.initializer_ranges or {}
+        module: Any
         for name, module in self.named_modules():
             inside = f".{name}."
             part = next((part for part, marks in _PARTS.items() if any(m in inside for m in marks)), "head")
             module._initial_std = ranges.get(part, config.initializer_range)
-            module._initial_scale = scale if name.endswith(("o_proj", "down_proj", ".experts")) else 1.0
+            module._initial_scale = 1.0
+            if config.initialization == "depth_scaled" and name.endswith(("o_proj", "down_proj", ".experts")):
+                inside_encoder = ".encoder." in inside
+                depth = config.num_encoder_layers if inside_encoder else config.num_hidden_layers
+                module._initial_scale = 1 / math.sqrt(2 * depth)
             module._by_fan_in = config.initialization == "fan_in" and part not in ranges
 
-    def _std(self, module: nn.Module, inputs: int) -> float:
-        return inputs**-0.5 if module._by_fan_in else module._initial_std
+    def _std(self, module: Any, inputs: int | None = None) -> float:
+        """The standard deviation for a weight; `inputs`: of a matrix, which may start by its fan-in."""
+        if inputs is not None and getattr(module, "_by_fan_in", False):
+            return inputs**-0.5
+        # Modules that come later, as those of resized embeddings, were never told theirs.
+        return getattr(module, "_initial_std", self.config.initializer_range)
 
-    def _init_weights(self, module: nn.Module) -> None:
+    def _init_weights(self, module: Any) -> None:
+        scale = getattr(module, "_initial_scale", 1.0)
         if isinstance(module, nn.Linear):
-            init.normal_(module.weight, mean=0.0, std=self._std(module, module.in_features) * module._initial_scale)
+            init.normal_(module.weight, mean=0.0, std=self._std(module, module.in_features) * scale)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=module._initial_std)
+            init.normal_(module.weight, mean=0.0, std=self._std(module))
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, AnyformerNorm):
@@ -100,10 +115,10 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, AnyformerRouter):
             module.reset(self._std(module, self.config.hidden_size))
         elif isinstance(module, AnyformerExperts):
-            down = self._std(module, self.config.moe_intermediate_size) * module._initial_scale
+            down = self._std(module, self.config.moe_intermediate_size) * scale
             module.reset(self._std(module, self.config.hidden_size), down)
         elif isinstance(module, PositionEmbedding):
-            module.reset(module._initial_std)
+            module.reset(self._std(module))
         elif isinstance(module, RotaryTable):
             module.reset_buffers()
         elif isinstance(module, AnyformerAttention) and module.sinks is not None:
@@ -132,6 +147,8 @@ class AnyformerPreTrainedModel(PreTrainedModel):
                     f" config.tie_word_embeddings is {model.config.tie_word_embeddings}: set it to true if the head "
                     "shares the input embedding."
                 )
+            elif any(name.endswith("encoder.embed_tokens.weight") for name in missing):
+                hint = " config.share_embeddings is False: set it to true if encoder and decoder share one embedding."
             raise ValueError(f"The checkpoint has no weights for {shown}.{hint}")
         model._untie_what_differs()
         return (model, info) if output_loading_info else model
@@ -201,7 +218,11 @@ class AnyformerStack(AnyformerPreTrainedModel):
     def __init__(self, config: AnyformerConfig, layers: int, causal: bool, crosses: bool = False) -> None:
         super().__init__(config)
         self.causal = causal
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        # A padding row stays zero and is not trained; one that also starts or ends texts must be.
+        shared = config.pad_token_id in (*ends, config.bos_token_id)
+        padding = None if shared else config.pad_token_id
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding)
         self.token_type_embeddings = None
         if config.type_vocab_size:
             self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
@@ -233,13 +254,18 @@ class AnyformerStack(AnyformerPreTrainedModel):
     ) -> dict[str, torch.Tensor]:
         """What positions add to the scores, by layer type; empty for most kinds."""
         biases: dict[str, torch.Tensor] = {}
+        if not self.positions.adds_bias:
+            return biases
+        if cache is not None and not hasattr(cache, "get_mask_sizes"):
+            raise ValueError(
+                f"position_embedding={self.config.position_embedding!r} needs the positions of cached keys, which the "
+                "paged cache of continuous batching does not tell: use `generate`"
+            )
+        layer: Any
         for index, layer in enumerate(self.layers):
             if layer.layer_type not in biases:
                 queries, keys = positions_for_bias(index, hidden_states, attention_mask, cache)
-                bias = self.positions.bias(queries, keys)
-                if bias is None:
-                    break
-                biases[layer.layer_type] = bias
+                biases[layer.layer_type] = self.positions.bias(queries, keys)
         return biases
 
     @merge_with_config_defaults
@@ -254,10 +280,16 @@ class AnyformerStack(AnyformerPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
+        encoder_documents: torch.Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> AnyformerModelOutput:
-        """See `AnyformerModel.forward`; `encoder_hidden_states` [batch, source, hidden_size] are what is looked at."""
+        """See `AnyformerModel.forward`, and:
+
+        Args:
+            encoder_hidden_states: [batch, source, hidden_size], what is looked at.
+            encoder_documents: [batch, source], numbers of the documents packed into the source.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Pass exactly one of input_ids and inputs_embeds")
         shaped = input_ids[..., None] if inputs_embeds is None else inputs_embeds
@@ -274,15 +306,16 @@ class AnyformerStack(AnyformerPreTrainedModel):
         # While tracing, `packed` may be one document: it says nothing about whether a cache is of use.
         if self.causal and use_cache and cache is None and (packed is None or is_tracing(packed)):
             cache = self.new_cache(encoder_hidden_states is not None)
-        past = cache.get_seq_length() if cache is not None else 0
-        check_width(attention_mask, past, shaped)
-        if position_ids is None:
-            position_ids = positions_of(attention_mask, past, shaped)
+        if position_ids is None or getattr(attention_mask, "ndim", 0) == 2:  # the paged cache knows no one length
+            past = cache.get_seq_length() if cache is not None else 0
+            check_width(attention_mask, past, shaped)
+            if position_ids is None:
+                position_ids = positions_of(attention_mask, past, shaped)
 
         hidden_states = self.embed(input_ids, inputs_embeds, token_type_ids, position_ids)
         masks = attention_mask
         if not isinstance(masks, dict):
-            types = {layer.layer_type for layer in self.layers}
+            types = {str(layer.layer_type) for layer in self.layers}
             masks = attention_masks(self.config, types, hidden_states, attention_mask, cache, packed, self.causal)
         if encoder_hidden_states is not None:
             encoder_attention_mask = create_bidirectional_mask(
@@ -290,10 +323,12 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 inputs_embeds=hidden_states,
                 attention_mask=encoder_attention_mask,
                 encoder_hidden_states=encoder_hidden_states,
+                and_mask_function=same_document(packed, encoder_documents),
             )
         rotations = self.positions.rotations(hidden_states, position_ids)
         biases = self.position_biases(hidden_states, attention_mask, cache)
-        for layer in self.layers[: len(self.layers)]:
+        layer: Any
+        for layer in self.layers:
             # What has a gradient goes in by position: reentrant checkpointing cuts only that off from the graph.
             hidden_states = layer(
                 hidden_states,
@@ -355,7 +390,8 @@ class AnyformerModel(AnyformerStack):
             attention_mask: [batch, past + length], 1 for real tokens; a 4-D mask, or a dict of them by layer type,
                 is taken as it is. Padding may stand on either side.
             position_ids: [batch, length]; default: counted over the real tokens of `attention_mask`. Positions that
-                start again mark packed documents, which do not see each other.
+                start again mark packed documents, which do not see each other; the first document of a decoder sees
+                the first of its source, and so on. "alibi" and "relative" know distances in the row alone.
             token_type_ids: [batch, length], where the config has token types; default 0.
             decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds, decoder_position_ids: the same for the
                 decoder of an encoder-decoder, whose encoder reads the arguments above.
@@ -391,6 +427,7 @@ class AnyformerModel(AnyformerStack):
                 **kwargs,
             )
         encoded = encoder_outputs[0]  # [batch, source, hidden_size]
+        documents = packed_documents(position_ids, attention_mask, encoded)
         self._record_decoder_alone()
         outputs = super().forward(
             input_ids=decoder_input_ids,
@@ -400,15 +437,15 @@ class AnyformerModel(AnyformerStack):
             inputs_embeds=decoder_inputs_embeds,
             encoder_hidden_states=encoded,
             encoder_attention_mask=attention_mask,
+            encoder_documents=documents,
             use_cache=use_cache,
             **kwargs,
         )
         return _with_encoder(outputs, encoder_outputs)
 
-
     def _record_decoder_alone(self) -> None:
         """Install the hooks that record outputs, but not in the encoder: it has its own, and would record twice."""
-        if not getattr(self, "_output_capturing_hooks_installed", False):
+        if not getattr(self, "_output_capturing_hooks_installed", False) and not torch.compiler.is_compiling():
             encoder, self._modules["encoder"] = self._modules["encoder"], None
             try:
                 maybe_install_capturing_hooks(self)
@@ -462,7 +499,7 @@ def _token_mask(attention_mask: Any, hidden_states: torch.Tensor) -> torch.Tenso
 
 def _with_encoder(outputs: AnyformerModelOutput, encoder_outputs: Any) -> AnyformerModelOutput:
     """The decoder's outputs under the names of an encoder-decoder, and the encoder's beside them."""
-    encoder = encoder_outputs if isinstance(encoder_outputs, ModelOutput) else BaseModelOutput(*encoder_outputs)
+    encoder: Any = encoder_outputs if isinstance(encoder_outputs, ModelOutput) else BaseModelOutput(*encoder_outputs)
     return AnyformerModelOutput(
         last_hidden_state=outputs.last_hidden_state,
         cache=outputs.cache,

@@ -15,7 +15,7 @@ from .registry import MLPS, ROUTERS
 class AnyformerRouter(nn.Module):
     """Chooses `num_experts_per_tok` experts for each token. A subclass says how logits become scores.
 
-    With groups, experts come from the best `topk_group` of `n_group` groups (DeepSeek-V2, arXiv:2405.04434, sec. 2.2.2).
+    With groups, experts come from the best `topk_group` of `n_group` groups (DeepSeek-V2, arXiv:2405.04434, 2.2.2).
     With `router_score_bias`, a bias takes part in choosing only and is moved by `update_bias` instead of an auxiliary
     loss (Wang et al. 2024, arXiv:2408.15664).
     """
@@ -78,16 +78,16 @@ class AnyformerRouter(nn.Module):
         Args:
             token_mask: [tokens], true for real tokens, which alone count as load.
         """
-        logits = nn.functional.linear(hidden_states.float(), self.weight.float())
-        if self.bias is not None:
-            logits = logits + self.bias.float()
+        with torch.autocast(hidden_states.device.type, enabled=False):  # near-ties must not depend on rounding
+            bias = None if self.bias is None else self.bias.float()
+            logits = nn.functional.linear(hidden_states.float(), self.weight.float(), bias)
         weights, indices, _ = self.choose(logits)
         if self.training and self.e_score_correction_bias is not None:
             with torch.no_grad():
                 chosen = nn.functional.one_hot(indices, self.config.num_experts).sum(1)  # [tokens, experts]
                 if token_mask is not None:
                     chosen = chosen * token_mask[:, None]
-                self.load += chosen.sum(0).to(self.load.dtype)
+                self.load.add_(chosen.sum(0))
         return logits, weights.to(hidden_states.dtype), indices
 
     @torch.no_grad()
@@ -96,7 +96,7 @@ class AnyformerRouter(nn.Module):
         load = self.load
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(load)
-        self.e_score_correction_bias += self.config.router_bias_update_rate * torch.sign(load.mean() - load)
+        self.e_score_correction_bias.add_(torch.sign(load.mean() - load), alpha=self.config.router_bias_update_rate)
         self.load.zero_()
 
 
@@ -153,9 +153,7 @@ class _StackedExperts(nn.Module):
             up = getattr(self, self._up)[expert]
             inner = nn.functional.linear(hidden_states[token], up, None if up_bias is None else up_bias[expert])
             inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
-            out = nn.functional.linear(
-                inner, self.down_proj[expert], None if down_bias is None else down_bias[expert]
-            )
+            out = nn.functional.linear(inner, self.down_proj[expert], None if down_bias is None else down_bias[expert])
             output = output.index_add(0, token, (out * weights[token, slot, None]).to(output.dtype))
         return output
 

@@ -24,7 +24,12 @@ class PositionEmbedding(nn.Module):
 
     Args:
         causal: queries look back only.
+
+    Attributes:
+        adds_bias: `bias` is to be called.
     """
+
+    adds_bias = False
 
     def __init__(self, config: AnyformerConfig, causal: bool = True) -> None:
         super().__init__()
@@ -41,14 +46,14 @@ class PositionEmbedding(nn.Module):
         """cos and sin, each [batch or 1, length, rotary_dim], by layer type; empty where nothing is rotated."""
         return {}
 
-    def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor | None:
+    def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
         """What is added to the scores, [batch, heads, queries, keys].
 
         Args:
             query_positions: [batch, queries]; key_positions: [batch, keys]; counted in the row, whatever `position_ids`
                 say: these kinds know distances alone.
         """
-        return None
+        raise NotImplementedError
 
 
 @POSITION_EMBEDDINGS.register("learned")
@@ -96,6 +101,8 @@ class SinusoidalPositions(PositionEmbedding):
 class AlibiPositions(PositionEmbedding):
     """-slope * distance added to the scores, a slope a head (Press et al. 2022, arXiv:2108.12409)."""
 
+    adds_bias = True
+
     def slopes(self) -> list[float]:
         """2^(-8/heads), 2^(-16/heads), ...; for other counts than powers of two the paper's interpolation."""
         heads, last = self.config.num_attention_heads, self.config.alibi_bias_max
@@ -113,11 +120,11 @@ class AlibiPositions(PositionEmbedding):
 class RelativePositions(PositionEmbedding):
     """A learned bias a bucket of distances and a head, shared by all layers (T5, arXiv:1910.10683, sec. 2.1)."""
 
+    adds_bias = True
+
     def __init__(self, config: AnyformerConfig, causal: bool = True) -> None:
         super().__init__(config, causal)
-        self.relative_attention_bias = nn.Embedding(
-            config.relative_attention_num_buckets, config.num_attention_heads
-        )
+        self.relative_attention_bias = nn.Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
 
     def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
         buckets = self.buckets(key_positions[:, None, :] - query_positions[:, :, None])  # [batch, queries, keys]
@@ -134,9 +141,10 @@ class RelativePositions(PositionEmbedding):
             offset = (relative > 0).long() * count
             distance = relative.abs()
         exact = count // 2
-        far = exact + (
-            torch.log(distance.clamp(min=1).float() / exact) / math.log(farthest / exact) * (count - exact)
-        ).long()
+        far = (
+            exact
+            + (torch.log(distance.clamp(min=1).float() / exact) / math.log(farthest / exact) * (count - exact)).long()
+        )
         return offset + torch.where(distance < exact, distance, far.clamp(max=count - 1))
 
 
@@ -222,10 +230,8 @@ def _quarter_turn(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
     return torch.cat((-second, first), dim=-1)
 
 
-def apply_rotary(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
-) -> torch.Tensor:
-    """Rotate the first values of each head of x [batch, heads, length, head_dim] by phases [batch, length, rotary_dim]."""
+def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """Rotate the first values of each head [batch, heads, length, head_dim] by phases [batch, length, rotary_dim]."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     size = cos.shape[-1]
     turned = x[..., :size]

@@ -57,9 +57,7 @@ class Registry:
 
 
 ATTENTIONS = Registry("attention", "gqa", "mla")
-POSITION_EMBEDDINGS = Registry(
-    "position_embedding", "rope", "learned", "sinusoidal", "alibi", "relative", "none"
-)
+POSITION_EMBEDDINGS = Registry("position_embedding", "rope", "learned", "sinusoidal", "alibi", "relative", "none")
 NORMS = Registry(
     "norm",
     "rmsnorm",

@@ -140,7 +140,15 @@ def _layer_problems(config: Any) -> Iterator[str]:
             "'global_sliding_attention'"
         )
     if config.first_k_dense_replace > config.num_hidden_layers:
-        yield f"first_k_dense_replace={config.first_k_dense_replace} exceeds num_hidden_layers={config.num_hidden_layers}"
+        first = config.first_k_dense_replace
+        yield f"first_k_dense_replace={first} exceeds num_hidden_layers={config.num_hidden_layers}"
+    for name, plain, owner, kind in (
+        ("swiglu_limit", 7.0, "mlp", "clamped"),
+        ("alibi_bias_max", 8, "position_embedding", "alibi"),
+        ("head_transform_bias", True, "head_transform", True),
+    ):
+        if getattr(config, name) != plain and getattr(config, owner) != kind:
+            yield f"{name}={getattr(config, name)!r} belongs to {owner}={kind!r}, not to {getattr(config, owner)!r}"
     if not config.first_norm and config.norm_position != "pre":
         yield f"first_norm=False belongs to norm_position='pre', not to {config.norm_position!r}"
 
@@ -167,7 +175,8 @@ def _position_problems(config: Any) -> Iterator[str]:
             yield f"relative_attention_num_buckets={buckets} must be at least {2 if exact else 4}"
         elif farthest <= buckets // 2:
             yield (
-                f"relative_attention_max_distance={farthest} must exceed half of relative_attention_num_buckets={buckets}"
+                f"relative_attention_max_distance={farthest} must exceed half of relative_attention_num_buckets="
+                f"{buckets}"
             )
 
 
@@ -181,8 +190,11 @@ def _expert_problems(config: Any) -> Iterator[str]:
                 yield f"{name}={getattr(config, name)!r} needs experts: num_experts is 0"
         if config.shared_expert_intermediate_size or config.shared_expert_gate:
             yield "a shared expert needs experts beside it: num_experts is 0"
-        if config.output_router_logits:
-            yield "output_router_logits=True needs experts: num_experts is 0"
+        plain = {"router": "softmax", "router_bias": False, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
+        plain |= {"n_group": 1, "topk_group": 1, "output_router_logits": False}
+        for name, value in plain.items():
+            if getattr(config, name) != value:
+                yield f"{name}={getattr(config, name)!r} needs experts: num_experts is 0"
         return
     if not sparse:
         yield f"num_experts={config.num_experts} is used by no layer: mlp_layer_types are all dense"
@@ -209,7 +221,8 @@ def _expert_problems(config: Any) -> Iterator[str]:
 def _shape_problems(config: Any) -> Iterator[str]:
     shape = config.architecture
     if config.is_encoder_decoder != (shape == "encoder-decoder"):
-        yield f"is_encoder_decoder={config.is_encoder_decoder} contradicts architecture={shape!r}: give architecture alone"
+        flag = config.is_encoder_decoder
+        yield f"is_encoder_decoder={flag} contradicts architecture={shape!r}: give architecture alone"
     if shape != "encoder" and config.pooler:
         yield f"pooler=True belongs to architecture='encoder', not to {shape!r}"
     if shape != "encoder-decoder" and config.num_encoder_layers != config.num_hidden_layers:

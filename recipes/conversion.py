@@ -54,7 +54,8 @@ def import_checkpoint(
     _write(model, tokenizer, target)
     if tokenizer is None:
         yield "no tokenizer was found beside the model, so none was written"
-    yield f"written to {target}: {auto_class_of(type(model).__name__)}.from_pretrained({str(target)!r}, trust_remote_code=True)"
+    opener = auto_class_of(type(model).__name__)
+    yield f"written to {target}: {opener}.from_pretrained({str(target)!r}, trust_remote_code=True)"
 
 
 def export_checkpoint(

@@ -147,7 +147,10 @@ def _our_state_dict(
         else:
             state_dict[name.removeprefix("model.") if base else name] = tensor
     with torch.device("meta"):
-        model = HEADS[head](config)
+        try:
+            model = HEADS[head](config)
+        except ValueError as error:  # a head that the shape does not have
+            raise ConversionError(str(error)) from error
         expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     prefix = "model." if base else ""
     # Published checkpoints hold parts of other heads than the class they name; the stock class leaves them out too.

@@ -35,7 +35,8 @@ COMMON_FIELDS = (
 _FREE_FIELDS = {"auto_map", "initialization", "initializer_ranges", "router_bias_update_rate", "router_z_loss_coef"}
 _FREE_FIELDS |= {"output_router_logits", "pooler", "classifier_pooling", "classifier_bias", "classifier_dropout"}
 
-Table = Mapping[str | tuple[str, ...], str | Transform]
+# Keys are names or tuples of names; `Any`, because a mapping is invariant in its key.
+Table = Mapping[Any, str | Transform]
 
 
 class ConversionError(ValueError):
@@ -150,7 +151,8 @@ class Family:
         lost = [
             f"{name}={getattr(foreign, name)!r} (only {getattr(again, name)!r} can be imported)"
             for name in self.own_fields(type(foreign))
-            if name not in self.free_fields and _plain(getattr(foreign, name)) != _plain(getattr(again, name))
+            if name not in self.free_fields
+            and _plain(getattr(foreign, name)) != _plain(getattr(again, name))
             and not (name == "pad_token_id" and foreign.pad_token_id == -1)
         ]
         if lost:
@@ -367,7 +369,7 @@ def _fill(name: str, layer: str | None) -> str:
     return name if layer is None else name.replace("{layer}", layer)
 
 
-def layers(ours: Iterable[str], theirs: str | None = None) -> dict[str, str]:
+def layers(ours: Iterable[str], theirs: str | None = None) -> dict[Any, str | Transform]:
     """Table entries of weights that only change their prefix: `model.layers.{layer}.X` <-> `theirs.X`."""
     prefix = "model.layers.{layer}."
     return {prefix + name: (theirs or prefix) + name for name in ours}

@@ -1,7 +1,7 @@
 """A family against its stock class, on tiny random models: the figures of `anyformer families` and of the tests."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from .convert import from_hf, outputs_of, to_hf
 from .family import Family
 
 # Our fields -> sizes of a tiny model, given to the stock config under its own names.
-TINY = {
+TINY: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -52,7 +52,13 @@ class Parity:
 
     @property
     def difference(self) -> float:
-        return max(self.plain, self.left, self.right, self.shifted)
+        """The largest; not a number if one of them is none."""
+        return max_of((self.plain, self.left, self.right, self.shifted))
+
+
+def max_of(values: Iterable[float]) -> float:
+    """The largest; not a number if one of them is none, which `max` may pass over."""
+    return torch.tensor(list(values)).max().item()
 
 
 def random_stock(family: Family, example: Mapping[str, Any], head: str | None = None, seed: int = 0) -> PreTrainedModel:
@@ -90,7 +96,7 @@ def measure(family: Family, example: Mapping[str, Any] | None = None, head: str 
         # Stock classifiers that read the first token read padding there.
         first = ours.dim() == 2 and model.config.classifier_pooling == "first"
         if (first or _numbers_padding(stock, model)) and not mask.all():
-            return max(alone(*each) for each in zip(ours, batch, mask.bool(), strict=True))
+            return max_of(alone(*each) for each in zip(ours, batch, mask.bool(), strict=True))
         gap = ours - outputs_of(stock, batch, mask, shift)
         return (gap * mask[..., None] if gap.dim() == 3 else gap).abs().max().item()
 

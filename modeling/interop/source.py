@@ -166,7 +166,9 @@ class FolderSource(Source):
         self.shards()  # says which file is missing
         stock = getattr(transformers, self.stock_class or "", None)
         if stock is None:
-            raise ConversionError(f"{self.folder / 'config.json'}: architectures={self.config.architectures!r} names no class")
+            raise ConversionError(
+                f"{self.folder / 'config.json'}: architectures={self.config.architectures!r} names no class"
+            )
         try:
             model, info = stock.from_pretrained(self.folder, dtype="auto", output_loading_info=True)
         except (SafetensorError, RuntimeError, ValueError, OSError) as error:

@@ -87,8 +87,9 @@ def feed_forward_fields(draw, layers):
         "mlp": draw(st.sampled_from(["gated", "dense", "clamped"])),
         "hidden_act": draw(st.sampled_from(ACTIVATIONS)),
         "mlp_bias": draw(st.booleans()),
-        "swiglu_limit": draw(st.sampled_from([1.0, 7.0])),
     }
+    if fields["mlp"] == "clamped":
+        fields["swiglu_limit"] = draw(st.sampled_from([1.0, 7.0]))
     if draw(st.booleans()):
         return fields
     types = draw(st.lists(st.sampled_from(["dense", "sparse"]), min_size=layers, max_size=layers).filter(any_sparse))
@@ -152,7 +153,8 @@ def configs(draw, architecture):
     }
     if architecture == "encoder":
         fields |= {"type_vocab_size": draw(st.sampled_from([0, 2])), "pooler": draw(st.booleans())}
-        fields |= {"head_transform": draw(st.booleans()), "head_transform_bias": draw(st.booleans())}
+        fields["head_transform"] = draw(st.booleans())
+        fields["head_transform_bias"] = not fields["head_transform"] or draw(st.booleans())
     if architecture == "encoder-decoder":
         fields |= {"decoder_start_token_id": 1, "share_embeddings": draw(st.booleans())}
         fields |= {"num_encoder_layers": draw(st.integers(1, 3))}

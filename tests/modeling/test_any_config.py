@@ -26,7 +26,7 @@ def build(fields, seed=0, **changes):
     config = AnyformerConfig(**fields)
     model = HEADS[HEAD[config.architecture]](config).eval()
     with torch.no_grad():  # biases start at zero, norms at one: hide no fault there
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter += 0.1 * torch.randn_like(parameter)
         for name, buffer in model.named_buffers():

@@ -22,7 +22,11 @@ CASES = [
     ("masked_lm", "encoder"),
     ("pretraining", "encoder"),
     ("seq2seq_lm", "both"),
-    *((head, shape) for head in ("sequence_classification", "token_classification", "question_answering") for shape in SHAPES),
+    *(
+        (head, shape)
+        for head in ("sequence_classification", "token_classification", "question_answering")
+        for shape in SHAPES
+    ),
 ]
 cases = pytest.mark.parametrize(("head", "shape"), CASES)
 AUTO = {reference.rpartition(".")[2]: name for name, reference in AUTO_MAP.items()}
@@ -107,7 +111,12 @@ def test_masked_lm_loss_is_not_shifted_and_pretraining_adds_the_pair(tiny):
     expected = nn.functional.cross_entropy(output.prediction_logits.flatten(0, 1), labels.flatten())
     expected = expected + nn.functional.cross_entropy(output.seq_relationship_logits, follows)
     torch.testing.assert_close(output.loss, expected)
-    halves = [model(tokens[i : i + 1], labels=labels[i : i + 1], next_sentence_label=follows[i : i + 1], num_items_in_batch=8).loss for i in (0, 1)]
+    halves = [
+        model(
+            tokens[i : i + 1], labels=labels[i : i + 1], next_sentence_label=follows[i : i + 1], num_items_in_batch=8
+        ).loss
+        for i in (0, 1)
+    ]
     torch.testing.assert_close(sum(halves), expected)
 
 
@@ -116,7 +125,9 @@ def test_seq2seq_shifts_once_and_ignored_labels_never_reach_the_decoder(tiny):
     source, labels = ids(2, 7), ids(2, 5, seed=4)
     labels[1, 3:] = -100
     output = model(source, labels=labels)
-    decoder_input = torch.cat([torch.ones(2, 1, dtype=torch.long), labels[:, :-1]], 1).masked_fill_(torch.zeros(2, 5, dtype=torch.bool), 0)
+    decoder_input = torch.cat([torch.ones(2, 1, dtype=torch.long), labels[:, :-1]], 1).masked_fill_(
+        torch.zeros(2, 5, dtype=torch.bool), 0
+    )
     decoder_input[decoder_input == -100] = 0
     assert torch.equal(model.prepare_decoder_input_ids_from_labels(labels), decoder_input)
     logits = model(source, decoder_input_ids=decoder_input).logits
@@ -158,7 +169,9 @@ def test_classification_losses(tiny):
     model = tiny(head="sequence_classification", num_labels=3)
     logits, labels = model(tokens).logits, torch.tensor([2, 0])
     torch.testing.assert_close(model(tokens, labels=labels).loss, nn.functional.cross_entropy(logits, labels))
-    torch.testing.assert_close(model(tokens, labels=labels, num_items_in_batch=4).loss, nn.functional.cross_entropy(logits, labels) / 2)
+    torch.testing.assert_close(
+        model(tokens, labels=labels, num_items_in_batch=4).loss, nn.functional.cross_entropy(logits, labels) / 2
+    )
     several = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     expected = nn.functional.binary_cross_entropy_with_logits(logits, several)
     torch.testing.assert_close(model(tokens, labels=several).loss, expected)
@@ -198,7 +211,11 @@ def test_what_is_recorded_is_the_same_every_time(tiny):
     outputs = [model(tokens, labels=tokens, output_attentions=True, **wanted) for _ in range(3)]
     for output in outputs:
         assert (len(output.encoder_hidden_states), len(output.decoder_hidden_states)) == (4, 3)
-        assert (len(output.encoder_attentions), len(output.decoder_attentions), len(output.cross_attentions)) == (3, 2, 2)
+        assert (len(output.encoder_attentions), len(output.decoder_attentions), len(output.cross_attentions)) == (
+            3,
+            2,
+            2,
+        )
         assert len(output.router_logits) == 5
         torch.testing.assert_close(output.loss, outputs[0].loss)
 
@@ -269,5 +286,7 @@ def test_left_padded_decoder_prompts_count_positions_in_every_cache(tiny):
     for implementation in ("dynamic", "static"):
         got = model.generate(source, decoder_input_ids=prompt, cache_implementation=implementation, **options)
         assert torch.equal(got, expected), implementation
-    alone = model.generate(source[1:], decoder_input_ids=prompt[1:, 3:], max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    alone = model.generate(
+        source[1:], decoder_input_ids=prompt[1:, 3:], max_new_tokens=5, min_new_tokens=5, do_sample=False
+    )
     assert torch.equal(expected[1, -5:], alone[0, -5:])

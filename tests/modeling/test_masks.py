@@ -86,7 +86,9 @@ def test_a_decoders_window_does_not_hide_the_source(tiny):
     model = tiny(head="seq2seq_lm", architecture="encoder-decoder", decoder_start_token_id=1, sliding_window=3)
     source, target = ids(1, 14), ids(1, 8, seed=2)
     cached = model.generate(source, max_new_tokens=6, min_new_tokens=6, do_sample=False)
-    assert torch.equal(cached, model.generate(source, max_new_tokens=6, min_new_tokens=6, do_sample=False, use_cache=False))
+    assert torch.equal(
+        cached, model.generate(source, max_new_tokens=6, min_new_tokens=6, do_sample=False, use_cache=False)
+    )
     cache = model(source, decoder_input_ids=target, use_cache=True).cache
     assert all(layer.keys.shape[2] == 14 for layer in cache.cross_attention_cache.layers)
     assert all(layer.keys.shape[2] == 2 for layer in cache.self_attention_cache.layers)
@@ -94,7 +96,9 @@ def test_a_decoders_window_does_not_hide_the_source(tiny):
 
 def test_slopes_of_alibi_for_powers_of_two_and_between(tiny):
     def slopes(heads, last=8):
-        config = tiny(num_attention_heads=heads, num_key_value_heads=1, hidden_size=8 * heads, position_embedding="alibi")
+        config = tiny(
+            num_attention_heads=heads, num_key_value_heads=1, hidden_size=8 * heads, position_embedding="alibi"
+        )
         config.config.alibi_bias_max = last
         return AlibiPositions(config.config).slopes()
 
@@ -108,7 +112,9 @@ def test_slopes_of_alibi_for_powers_of_two_and_between(tiny):
 def test_buckets_of_relative_positions_are_those_of_t5(tiny, causal):
     config = tiny(position_embedding="relative", relative_attention_num_buckets=32).config
     relative = torch.arange(-200, 201)[None]
-    expected = T5Attention._relative_position_bucket(relative, not causal, 32, T5Config().relative_attention_max_distance)
+    expected = T5Attention._relative_position_bucket(
+        relative, not causal, 32, T5Config().relative_attention_max_distance
+    )
     assert torch.equal(RelativePositions(config, causal).buckets(relative), expected)
 
 
@@ -192,3 +198,45 @@ def test_a_mask_of_the_wrong_width_is_refused(tiny):
         model(tokens[:, 6:], cache=cache, attention_mask=torch.ones(1, 3))
     with pytest.raises(ValueError, match="11 columns for 0 cached and 9 new tokens"):
         model(tokens, attention_mask=torch.ones(1, 11))
+
+
+@backends
+def test_packed_pairs_of_an_encoder_decoder_see_their_own_source(tiny, backend):
+    shape = {"head": "seq2seq_lm", "architecture": "encoder-decoder", "decoder_start_token_id": 1}
+    model = tiny(attn_implementation=backend, **shape)
+    sources, targets = [ids(1, 4), ids(1, 6, seed=2)], [ids(1, 5, seed=3), ids(1, 3, seed=4)]
+    alone = [model(s, decoder_input_ids=t).logits for s, t in zip(sources, targets, strict=True)]
+    positions = [torch.tensor([[p for part in parts for p in range(part.shape[1])]]) for parts in (sources, targets)]
+    packed = torch.cat(sources, 1), torch.cat(targets, 1)
+    got = model(packed[0], decoder_input_ids=packed[1], position_ids=positions[0], decoder_position_ids=positions[1])
+    torch.testing.assert_close(got.logits, torch.cat(alone, 1), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="only one side"):
+        model(packed[0], decoder_input_ids=packed[1], decoder_position_ids=positions[1])
+
+
+PAGED = {
+    "grouped queries": {},
+    "window": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
+    "learned positions": {"position_embedding": "learned"},
+    "experts": {"num_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+@pytest.mark.parametrize("fields", PAGED.values(), ids=PAGED)
+def test_paged_generation_gives_the_same_tokens(tiny, fields):
+    from transformers import GenerationConfig
+
+    model = tiny(**fields)
+    prompts = [ids(7)[:n].tolist() for n in (5, 7)]
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    expected = [model.generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in prompts]
+    config = GenerationConfig(**options, eos_token_id=-1, pad_token_id=0)
+    outputs = model.generate_batch(inputs=prompts, generation_config=config)
+    assert [o.generated_tokens for o in outputs.values()] == expected
+    model.train()(torch.tensor([prompts[0]]), labels=torch.tensor([prompts[0]])).loss.backward()
+
+
+def test_paged_generation_that_cannot_be_exact_is_refused(tiny):
+    model = tiny(position_embedding="alibi")
+    with pytest.raises(ValueError, match="needs the positions of cached keys"):
+        model.model.position_biases(torch.zeros(1, 3, 32), None, cache=object())

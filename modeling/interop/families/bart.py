@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from ...configuration_anyformer import AnyformerConfig
-from ..family import Family, Table
+from ..family import Family
 from ..transforms import Reshaped
 
 # Shared with Marian and Pegasus.
@@ -64,7 +64,7 @@ def write(config: AnyformerConfig) -> dict[str, Any]:
     }
 
 
-def weights(norms: dict[str, str], outside: dict[str, str]) -> Table:
+def weights(norms: dict[str, str], outside: dict[str, str]) -> dict[Any, Any]:
     """The table of an encoder-decoder in BART's layout.
 
     Args:

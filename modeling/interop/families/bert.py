@@ -1,6 +1,8 @@
 """BERT and what keeps its layout, as MiniLM and the BGE and E5 encoders (Devlin et al. 2018, arXiv:1810.04805)."""
 
-from ..family import Family, Table
+from typing import Any
+
+from ..family import Family
 
 # Shared with RoBERTa.
 CONFIG_FIELDS = {
@@ -43,7 +45,7 @@ CLASSIFIERS = {
 }
 
 
-def body(prefix: str) -> Table:
+def body(prefix: str) -> dict[Any, Any]:
     """Weights of the model without its heads, in BERT's layout."""
     layer = {
         "self_attn.q_proj": "attention.self.query",

@@ -61,7 +61,7 @@ def heads(name: str, *which: str) -> dict[str, str]:
     return {head: cls.format(name) for head, cls in HEADS.items() if not which or head in which}
 
 
-def without(fields: Mapping[str, str], *ours: str) -> dict[str, str]:
+def without(fields: Mapping[str, Any], *ours: str) -> dict[str, Any]:
     """`fields` without those of ours, for a class that lacks or computes them."""
     return {name: theirs for name, theirs in fields.items() if name not in ours}
 

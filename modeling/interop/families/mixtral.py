@@ -12,7 +12,7 @@ EXPERT_FIELDS = CONFIG_FIELDS | {
     "num_experts_per_tok": "num_experts_per_tok",
     "output_router_logits": "output_router_logits",
 }
-FIXED = LLAMA.fixed | {"attention_out_bias": False, "mlp_bias": False, "router": "softmax", "router_bias": False}
+FIXED = dict(LLAMA.fixed) | {"attention_out_bias": False, "mlp_bias": False, "router": "softmax", "router_bias": False}
 ROUTER = {"model.layers.{layer}.mlp.router.weight": "model.layers.{layer}.mlp.gate.weight"}
 EXPERTS = layers(("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
 EXPERT_WEIGHTS = WEIGHTS | ROUTER | EXPERTS

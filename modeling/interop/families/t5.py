@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...configuration_anyformer import AnyformerConfig
-from ..family import Family, Table
+from ..family import Family
 
 # Older configs state the length as n_positions, which the class does not read; all published ones were trained at 512.
 _LENGTH = 512
@@ -32,7 +32,7 @@ def _write(config: AnyformerConfig) -> dict[str, Any]:
     return values
 
 
-def _side(ours: str, theirs: str, sublayers: dict[str, str]) -> Table:
+def _side(ours: str, theirs: str, sublayers: dict[str, str]) -> dict[Any, Any]:
     """Weights of the encoder or the decoder; its sublayers: our (attention, norm before it) by stock name."""
     table = {
         f"{ours}norm.weight": f"{theirs}.final_layer_norm.weight",
@@ -54,11 +54,11 @@ _SELF = _attention("self_attn", "input_layernorm", "layer.0", "SelfAttention")
 _CROSS = _attention("cross_attn", "cross_attention_layernorm", "layer.1", "EncDecAttention")
 
 
-def _mlp(names: dict[str, str]) -> Table:
+def _mlp(names: dict[str, str]) -> dict[Any, Any]:
     return _both({f"mlp.{ours}_proj": f"DenseReluDense.{theirs}" for ours, theirs in names.items()})
 
 
-def _both(names: dict[str, str]) -> Table:
+def _both(names: dict[str, str]) -> dict[Any, Any]:
     """The last sublayer of a layer: the second of the encoder's, the third of the decoder's."""
     sides = (("model.encoder.", "encoder", 1), ("model.", "decoder", 2))
     return {
