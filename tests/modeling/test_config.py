@@ -7,6 +7,8 @@ from anyformer import AnyformerConfig
 
 TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 50}
 
+LATENT = {"attention": "mla", "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}
+NESTED = {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e3}}
 IMPOSSIBLE = [
     ({"hidden_size": "32"}, ["hidden_size", "int", "'32'"]),
     ({"hidden_size": True}, ["hidden_size", "expected int, got bool"]),
@@ -66,6 +68,65 @@ IMPOSSIBLE = [
         ["short_factor", "above 0"],
     ),
     ({"head_dim": 2, "rope_parameters": {"rope_type": "dynamic", "factor": 2}}, ["head_dim=2", "exceed 2"]),
+    ({"attention": "mla"}, ["attention='mla' needs kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim"]),
+    (LATENT | {"position_embedding": "alibi"}, ["position_embedding='alibi'", "use 'rope'"]),
+    (LATENT | {"qk_norm": "head"}, ["qk_norm='head' has no place"]),
+    (LATENT | {"num_key_value_heads": 2}, ["num_key_value_heads=2", "leave it out"]),
+    (LATENT | {"head_dim": 8}, ["head_dim=8 contradicts qk_rope_head_dim=4"]),
+    (LATENT | {"architecture": "encoder"}, ["attention='mla'", "encoder", "use 'gqa'"]),
+    ({"kv_lora_rank": 8}, ["kv_lora_rank belong to attention='mla', not to 'gqa'"]),
+    ({"layer_types": ["sliding_atention"]}, ["'sliding_atention'", "did you mean 'sliding_attention'?"]),
+    ({"layer_types": ["sliding_attention"]}, ["sliding_window is not set"]),
+    ({"layer_types": ["full_attention"] * 3}, ["layer_types has 3 entries for num_hidden_layers=2"]),
+    ({"layer_types": ["full_attention"], "sliding_window": 4}, ["sliding_window=4 is used by no layer"]),
+    ({"sliding_window": 1}, ["sliding_window=1 must be at least 2"]),
+    ({"layer_types": ["global_sliding_attention"], "sliding_window": 4}, ["num_global_tokens is 0"]),
+    ({"num_global_tokens": 2}, ["num_global_tokens=2 is used by no layer"]),
+    ({"first_k_dense_replace": 3}, ["first_k_dense_replace=3 exceeds num_hidden_layers=2"]),
+    ({"first_norm": False, "norm_position": "post"}, ["first_norm=False", "'post'"]),
+    ({"position_offset": 2}, ["position_offset=2 belongs to position_embedding='learned'"]),
+    ({"no_rope_layers": [1]}, ["no_rope_layers=[1]", "num_hidden_layers=2"]),
+    ({"no_rope_layers": [1, 2]}, ["must hold 0 or 1"]),
+    ({"position_embedding": "sinusoidal", "hidden_size": 33, "head_dim": 8}, ["hidden_size=33 must be even"]),
+    ({"position_embedding": "relative", "relative_attention_num_buckets": 1}, ["num_buckets=1 must be at least"]),
+    ({"position_embedding": "relative", "relative_attention_max_distance": 16}, ["must exceed half"]),
+    ({"alibi_bias_max": 4}, ["alibi_bias_max=4 belongs to position_embedding='alibi'"]),
+    ({"swiglu_limit": 1.0}, ["swiglu_limit=1.0 belongs to mlp='clamped'"]),
+    ({"mlp_layer_types": ["sparse"]}, ["holds 'sparse' but num_experts is 0"]),
+    ({"router": "sigmoid"}, ["router='sigmoid' needs experts"]),
+    ({"router_aux_loss_coef": 0.1}, ["router_aux_loss_coef=0.1 needs experts"]),
+    ({"shared_expert_intermediate_size": 8}, ["shared expert needs experts"]),
+    ({"num_experts": 4, "mlp_layer_types": ["dense"]}, ["num_experts=4 is used by no layer"]),
+    ({"num_experts": 4, "num_experts_per_tok": 5}, ["num_experts_per_tok=5 exceeds num_experts=4"]),
+    ({"num_experts": 4, "n_group": 3}, ["n_group=3 must divide num_experts=4"]),
+    ({"num_experts": 4, "n_group": 2, "topk_group": 3}, ["topk_group=3 exceeds n_group=2"]),
+    ({"num_experts": 4, "n_group": 4, "topk_group": 1}, ["num_experts_per_tok=2 exceeds the 1 experts"]),
+    (
+        {"num_experts": 4, "n_group": 4, "topk_group": 2, "group_score": "top2"},
+        ["group_score='top2' needs at least two experts a group"],
+    ),
+    ({"num_experts": 4, "router_bias_update_rate": 0.1}, ["router_bias_update_rate needs router_score_bias"]),
+    ({"num_experts": 4, "shared_expert_gate": True}, ["shared_expert_gate=True needs"]),
+    ({"pooler": True}, ["pooler=True belongs to architecture='encoder'"]),
+    ({"num_encoder_layers": 3}, ["num_encoder_layers=3 belongs to architecture='encoder-decoder'"]),
+    ({"share_embeddings": False}, ["share_embeddings=False belongs"]),
+    ({"architecture": "encoder-decoder", "type_vocab_size": 2}, ["type_vocab_size=2 has no place"]),
+    ({"architecture": "encoder-decoder", "norm_position": "parallel"}, ["norm_position='parallel'", "cross-attention"]),
+    ({"decoder_start_token_id": 50}, ["decoder_start_token_id=50"]),
+    ({"attn_logit_softcapping": 0.0}, ["attn_logit_softcapping=0.0", "above 0"]),
+    ({"logit_scale": float("nan")}, ["logit_scale=nan"]),
+    ({"initializer_ranges": {"heads": 0.1}}, ["initializer_ranges names 'heads'", "head"]),
+    ({"initializer_ranges": {"mlp": -1.0}}, ["initializer_ranges.mlp=-1.0"]),
+    ({"problem_type": "single_label"}, ["problem_type"]),
+    ({"num_labels": 0}, ["num_labels=0"]),
+    ({"rope_parameters": {"partial_rotary_factor": 1.5}}, ["partial_rotary_factor=1.5"]),
+    ({"rope_parameters": {"partial_rotary_factor": 0.4}}, ["must be even"]),
+    ({"rope_parameters": NESTED | {"factor": 2}}, ["mixes layer types with ['factor']"]),
+    (
+        {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}},
+        ["rope_parameters.full_attention is missing"],
+    ),
+    ({"rope_parameters": NESTED | {"sliding_attention": 3}}, ["must be a mapping"]),
     ({"architecture": "decoder-only"}, ["architecture='decoder-only'", "did you mean 'decoder'?"]),
 ]
 
@@ -172,3 +233,30 @@ def test_the_rope_parameters_passed_in_are_left_alone():
     config = AnyformerConfig(**TINY, rope_parameters=rope)
     assert rope == {"rope_type": "yarn", "factor": 4.0}
     assert config.rope_parameters["original_max_position_embeddings"] == 2048
+
+
+def test_patterns_are_repeated_and_written_out():
+    fields = TINY | {"num_hidden_layers": 5, "sliding_window": 4, "num_experts": 4, "first_k_dense_replace": 1}
+    config = AnyformerConfig(
+        **fields, layer_types=["sliding_attention", "full_attention"], mlp_layer_types=["sparse", "dense"]
+    )
+    assert config.layer_types == ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]
+    assert config.mlp_layer_types == ["dense", "dense", "sparse", "dense", "sparse"]
+    assert AnyformerConfig(**TINY, sliding_window=4).layer_types == ["sliding_attention"] * 2
+    assert AnyformerConfig(**TINY).layer_types == ["full_attention"] * 2
+
+
+def test_overrides_take_what_follows_from_them_along(tmp_path):
+    AnyformerConfig(**TINY, num_experts=4).save_pretrained(tmp_path)
+    config = AnyformerConfig.from_pretrained(tmp_path, num_hidden_layers=3, first_k_dense_replace=1)
+    assert config.mlp_layer_types == ["dense", "sparse", "sparse"]
+    assert config.num_encoder_layers == len(config.layer_types) == 3
+    with pytest.raises(StrictDataclassError, match="is_encoder_decoder=True contradicts"):
+        AnyformerConfig.from_pretrained(tmp_path, is_encoder_decoder=True)
+
+
+def test_rope_parameters_without_rotation_are_refused():
+    with pytest.raises(TypeError, match="belong to position_embedding='rope', not to 'learned'"):
+        AnyformerConfig(**TINY, position_embedding="learned", rope_parameters={"rope_theta": 5.0})
+    with pytest.raises(TypeError, match="belong to position_embedding='rope'"):
+        AnyformerConfig(**TINY, position_embedding="alibi", rope_theta=5.0)

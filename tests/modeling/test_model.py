@@ -329,6 +329,46 @@ def test_initial_weights_follow_the_range_and_are_reproducible(tiny):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
+def spread(*weights):
+    return torch.cat([w.detach().flatten() for w in weights]).std().item()
+
+
+def test_parts_start_with_their_own_ranges(tiny):
+    wide = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32, "vocab_size": 500, "initializer_range": 0.05}
+    ranges = {"embeddings": 0.1, "attention": 0.02, "mlp": 0.3, "router": 0.5, "head": 0.01}
+    model = tiny(**wide, num_experts=4, first_k_dense_replace=1, initializer_ranges=ranges)
+    dense, sparse = model.model.layers
+    assert math.isclose(spread(model.model.embed_tokens.weight[1:]), 0.1, rel_tol=0.05)
+    assert math.isclose(spread(dense.self_attn.q_proj.weight, dense.self_attn.o_proj.weight), 0.02, rel_tol=0.05)
+    assert math.isclose(spread(dense.mlp.up_proj.weight, sparse.mlp.experts.gate_up_proj), 0.3, rel_tol=0.05)
+    assert math.isclose(spread(sparse.mlp.router.weight), 0.5, rel_tol=0.1)
+    assert math.isclose(spread(model.lm_head.weight), 0.01, rel_tol=0.05)
+
+
+def test_depth_scaled_and_fan_in_starts(tiny):
+    wide = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32, "initializer_range": 0.05}
+    shape = {"head": "seq2seq_lm", "architecture": "encoder-decoder", "num_encoder_layers": 8, "num_hidden_layers": 2}
+    model = tiny(**wide, **shape, initialization="depth_scaled").model
+    for stack, layers in ((model, 2), (model.encoder, 8)):
+        into = [(layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight) for layer in stack.layers]
+        assert math.isclose(spread(*itertools.chain(*into)), 0.05 / math.sqrt(2 * layers), rel_tol=0.05)
+        assert math.isclose(spread(*(layer.mlp.up_proj.weight for layer in stack.layers)), 0.05, rel_tol=0.05)
+    layer = tiny(**wide, initialization="fan_in").model.layers[0]
+    assert math.isclose(spread(layer.mlp.up_proj.weight), 128**-0.5, rel_tol=0.05)
+    assert math.isclose(spread(layer.mlp.down_proj.weight), 48**-0.5, rel_tol=0.05)
+
+
+def test_a_padding_token_that_also_ends_texts_is_trained(tiny):
+    tokens = ids(2, 6)
+    tokens[:, 3] = 2
+    model = tiny(pad_token_id=2).train()
+    model(tokens, labels=tokens).loss.backward()
+    assert model.model.embed_tokens.weight.grad[2].abs().sum() > 0
+    model = tiny(pad_token_id=0).train()
+    model(tokens * (tokens != 2), labels=tokens).loss.backward()
+    assert model.model.embed_tokens.weight.grad[0].abs().sum() == 0
+
+
 def test_a_registered_block_works_everywhere(tiny):
     from anyformer.modeling import MLPS
 

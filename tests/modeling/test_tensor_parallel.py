@@ -26,9 +26,12 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 """
 
+LATENT = {"attention": "mla", "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}
+LATENT |= {"num_key_value_heads": None}
+
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs torch with gloo")
-@pytest.mark.parametrize("fields", [{}, {"mlp": "dense", "norm": "layernorm"}], ids=["gated", "dense"])
+@pytest.mark.parametrize("fields", [{}, {"mlp": "dense", "norm": "layernorm"}, LATENT], ids=["gated", "dense", "mla"])
 def test_two_processes_compute_what_one_does(tiny, tmp_path, fields):
     model = tiny(**fields)
     model.save_pretrained(tmp_path / "model")

@@ -49,6 +49,8 @@ FAMILY = Family(
         {},
         {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 7, "tie_word_embeddings": True},
         {
+            # Milder than the usual 0.3: rounding comes near the tolerance.
+            "initializer_range": 0.25,
             "num_local_experts": 6,
             "num_experts_per_tok": 3,
             "num_key_value_heads": 1,

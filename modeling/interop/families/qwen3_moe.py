@@ -33,6 +33,8 @@ FAMILY = Family(
         MILD,
         {"head_dim": 16, "norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True},
         {
+            # Milder than the usual 0.3: rounding comes near the tolerance.
+            "initializer_range": 0.25,
             "num_hidden_layers": 3,
             "mlp_only_layers": [0],
             "use_sliding_window": True,
