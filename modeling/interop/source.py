@@ -4,6 +4,7 @@ Each source gives its config and its tensors by foreign name; tensors of a folde
 reading them costs no second copy.
 """
 
+import copy as copying
 import json
 import struct
 from collections.abc import Iterator
@@ -56,7 +57,16 @@ class ModelSource(Source):
 
     @property
     def config(self) -> PreTrainedConfig:  # type: ignore[override]
-        return self.model.config
+        config = self.model.config
+        quantization = getattr(config, "quantization_config", None)
+        if isinstance(quantization, dict):
+            method = quantization.get("quant_method")
+        else:
+            method = getattr(quantization, "quant_method", None)
+        if method == "gguf":  # the library has dequantised the weights and leaves the entry behind
+            config = copying.deepcopy(config)
+            del config.quantization_config
+        return config
 
     @property
     def generation_config(self) -> GenerationConfig | None:  # type: ignore[override]

@@ -7,9 +7,12 @@ import shutil
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache, Trainer, TrainingArguments
+from transformers import DynamicCache, QuantizedCache, Trainer, TrainingArguments
 
+from anyformer import from_hf
 from anyformer.modeling.attention import eager_attention_forward
+from anyformer.modeling.interop import FAMILIES
+from anyformer.modeling.interop.parity import random_stock
 from anyformer.modeling.positions import RotaryTable
 
 YARN = {"rope_type": "yarn", "original_max_position_embeddings": 32}
@@ -490,3 +493,16 @@ def test_flex_attention_equals_sdpa_behind_left_padding(tiny):
         got = model(tokens, attention_mask=mask, use_cache=False).logits
     real = mask.bool()
     torch.testing.assert_close(got[real], expected[real], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_a_quantised_cache_rounds_as_under_the_stock_class(family):
+    stock = random_stock(FAMILIES[family], FAMILIES[family].examples[0])
+    models, tokens = (stock, from_hf(stock)), ids(2, 14)
+    cuts = ((0, 8), *((i, i + 1) for i in range(8, 14)))
+    runs = []
+    for model in models:
+        cache = QuantizedCache("fp8", model.config)
+        runs.append(torch.cat([model(tokens[:, a:b], cache=cache).logits for a, b in cuts], 1))
+    torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=1e-5)
+    assert not torch.equal(runs[1], models[1](tokens).logits)

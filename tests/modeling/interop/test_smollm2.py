@@ -54,3 +54,9 @@ def test_export_opens_as_llama_with_bit_equal_weights(stock, model, tmp_path):
     expected = stock.state_dict()
     assert again.state_dict().keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
+
+
+def test_a_stock_model_that_was_loaded_from_gguf_imports_too(stock, model):
+    """The library leaves `quantization_config` behind, though the weights are dense by then."""
+    again = anyformer.from_hf(stock)
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in again.state_dict().items())
