@@ -412,7 +412,8 @@ class AnyformerConfig(PreTrainedConfig):
 
         Args:
             sequence_length: tokens of the sequence whose FLOPs are counted.
-            head: which class is counted ("base", "causal_lm", ...); default: the one of the architecture.
+            head: which class is counted; default: "causal_lm", of an encoder-decoder "seq2seq_lm", of an encoder
+                "base", its body with the pooler.
         """
         return count(self, sequence_length, head)
 

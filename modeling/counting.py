@@ -58,6 +58,9 @@ def count(config: Any, sequence_length: int = 1, head: str | None = None) -> Cou
 
     Args:
         head: a key of `heads.HEADS`; default: "causal_lm", for an encoder-decoder "seq2seq_lm", for an encoder "base".
+
+    Raises:
+        ValueError: an unknown head, or one that the shape does not have.
     """
     model = _empty_model(config, head or _HEADS[config.architecture])
     tied = model.get_expanded_tied_weights_keys()
@@ -86,6 +89,8 @@ def _empty_model(config: Any, head: str) -> Any:
 
     from .heads import HEADS
 
+    if head not in HEADS:
+        raise ValueError(f"head={head!r} is not known; choices: {', '.join(HEADS)}")
     with torch.device("meta"), no_init_weights():
         return HEADS[head](copy.deepcopy(config))
 

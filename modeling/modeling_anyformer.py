@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import can_return_tuple
+from transformers.utils import can_return_tuple, logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs, maybe_install_capturing_hooks
@@ -32,7 +32,9 @@ from .moe import AnyformerExperts, AnyformerRouter  # experts: @use_experts_impl
 from .norms import AnyformerNorm, build_norm
 from .outputs import AnyformerModelOutput
 from .positions import PositionEmbedding, RotaryTable
-from .registry import LAYERS, POSITION_EMBEDDINGS
+from .registry import CHOICES, LAYERS, POSITION_EMBEDDINGS
+
+logger = logging.get_logger(__name__)
 
 
 class AnyformerPreTrainedModel(PreTrainedModel):
@@ -152,6 +154,19 @@ class AnyformerPreTrainedModel(PreTrainedModel):
             raise ValueError(f"The checkpoint has no weights for {shown}.{hint}")
         model._untie_what_differs()
         return (model, info) if output_loading_info else model
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As the base class; says which blocks do not travel with the folder."""
+        home = __name__.rpartition(".")[0]
+        for field, registry in CHOICES.items():
+            cls = registry[getattr(self.config, field)]
+            if cls.__module__.rpartition(".")[0] != home:
+                logger.warning(
+                    f"{field}={getattr(self.config, field)!r} is a block of your own "
+                    f"({cls.__module__}.{cls.__qualname__}): it is not saved, and whoever opens the folder must "
+                    "register it first"
+                )
+        super().save_pretrained(*args, **kwargs)
 
     def _untie_what_differs(self) -> None:
         """Make the config say what the loader did with a tied config over a checkpoint that holds two tables."""

@@ -7,6 +7,10 @@ A researcher adds a variant with two lines and no edit elsewhere::
 
     AnyformerConfig(mlp="my_mlp")
 
+A class is called as the built-in ones of its field are: feed-forward blocks and routers with the config, norms with
+(size, eps), position embeddings with (config, causal), attentions and layers with what `GroupedQueryAttention` and
+`AnyformerLayer` take. It answers `forward` as they do.
+
 The built-in names stand here, free of torch, so that a config can be validated without building anything.
 """
 

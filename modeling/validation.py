@@ -55,7 +55,8 @@ def _choice_problems(config: Any) -> Iterator[str]:
         if (value := getattr(config, name)) not in known:
             near = _near(value, known)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            yield f"{name}={value!r} is not known; {hint}choices: {', '.join(known)}"
+            own = " (a block of your own must be registered first)" if name in CHOICES else ""
+            yield f"{name}={value!r} is not known; {hint}choices: {', '.join(known)}{own}"
     if config.problem_type not in (None, *PROBLEM_TYPES):
         yield f"problem_type={config.problem_type!r} is not known; choices: {', '.join(PROBLEM_TYPES)}"
     if config.num_labels < 1:
@@ -105,7 +106,7 @@ def _head_problems(config: Any) -> Iterator[str]:
         return
     given = [n for n in ("q_lora_rank", *_LATENT) if getattr(config, n) is not None]
     if given and config.attention in CHOICES["attention"]:
-        yield f"{', '.join(given)} belong to attention='mla', not to {config.attention!r}"
+        yield f"only attention='mla' has {', '.join(given)}, not {config.attention!r}"
     if heads % kv_heads:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
         yield f"num_key_value_heads={kv_heads} must divide num_attention_heads={heads}: one of {divisors}"
@@ -191,7 +192,8 @@ def _expert_problems(config: Any) -> Iterator[str]:
         if config.shared_expert_intermediate_size or config.shared_expert_gate:
             yield "a shared expert needs experts beside it: num_experts is 0"
         plain = {"router": "softmax", "router_bias": False, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
-        plain |= {"n_group": 1, "topk_group": 1, "output_router_logits": False}
+        plain |= {"n_group": 1, "topk_group": 1, "output_router_logits": False, "num_experts_per_tok": 2}
+        plain |= {"moe_intermediate_size": config.intermediate_size, "first_k_dense_replace": 0}
         for name, value in plain.items():
             if getattr(config, name) != value:
                 yield f"{name}={getattr(config, name)!r} needs experts: num_experts is 0"

@@ -278,5 +278,7 @@ def _ids_of(tokenizer: Any) -> dict[str, Any]:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """The first line that says something: the library puts the validator's name before the reason."""
+    lines = [line.strip().removeprefix("ValueError: ") for line in str(error).strip().splitlines()]
+    kept = [line for line in lines if line and not line.startswith("Class validation error")]
+    return kept[0] if kept else type(error).__name__

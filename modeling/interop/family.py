@@ -51,6 +51,13 @@ class ConversionError(ValueError):
         self.fields = fields
 
 
+def plain_reason(error: Exception) -> str:
+    """What a validation error says, without the library's words around it."""
+    lines = [line.strip().removeprefix("ValueError: ") for line in str(error).splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("Class validation error", "Validation error"))]
+    return "; ".join(kept) or type(error).__name__
+
+
 @dataclass(frozen=True)
 class Family:
     """One family of foreign models.
@@ -171,7 +178,7 @@ class Family:
             values |= {ours: getattr(foreign, theirs) for ours, theirs in self.config_fields.items()}
             return AnyformerConfig(**copy.deepcopy(values | self.read(foreign)))
         except (StrictDataclassError, TypeError, ValueError, AttributeError) as error:
-            raise ConversionError(f"{self.model_type} config cannot be imported: {error}") from error
+            raise ConversionError(f"{self.model_type} config cannot be imported: {plain_reason(error)}") from error
 
     def _check_rope(self, rope: Mapping[str, Any]) -> None:
         """Raises ValueError for rope parameters that the stock class would not read."""
@@ -233,6 +240,7 @@ class Family:
         """Fields of a foreign config that neither its own class nor this family reads."""
         known = {f.name for f in fields(foreign)} | {"model_type", "transformers_version", "output_attentions"}
         known |= {"rope_theta", "partial_rotary_factor", "num_labels", "head_dim", "qk_head_dim"}
+        known |= set(type(foreign)().to_dict())  # some are computed by the class itself
         known |= {*COMMON_FIELDS, *type(foreign).attribute_map.values(), *self.fields_read(foreign)}
         return sorted(k for k in foreign.to_dict() if k not in known and not k.startswith("_"))
 

@@ -372,7 +372,7 @@ def test_a_padding_token_that_also_ends_texts_is_trained(tiny):
     assert model.model.embed_tokens.weight.grad[0].abs().sum() == 0
 
 
-def test_a_registered_block_works_everywhere(tiny):
+def test_a_registered_block_works_everywhere(tiny, tmp_path, caplog):
     from anyformer.modeling import MLPS
 
     @MLPS.register("test_squared")
@@ -387,6 +387,8 @@ def test_a_registered_block_works_everywhere(tiny):
 
     model = tiny(mlp="test_squared")
     tokens = ids(2, 6)
+    model.save_pretrained(tmp_path)
+    assert "mlp='test_squared' is a block of your own" in caplog.text
     model(tokens, labels=tokens).loss.backward()
     assert model.generate(tokens, max_new_tokens=3, min_new_tokens=3).shape == (2, 9)
     with pytest.raises(ValueError, match="already the class"):
