@@ -18,6 +18,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs,
 from .attention import AnyformerAttention, CrossAttention
 from .cache_layers import DynamicGlobalSlidingLayer  # noqa: F401  registers the cache layers
 from .configuration_anyformer import AnyformerConfig
+from .counting import part_of
 from .layers import AnyformerLayer
 from .masks import (
     attention_masks,
@@ -86,7 +87,7 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         module: Any
         for name, module in self.named_modules():
             inside = f".{name}."
-            part = next((part for part, marks in _PARTS.items() if any(m in inside for m in marks)), "head")
+            part = part_of(inside).replace("experts", "mlp")
             module._initial_std = ranges.get(part, config.initializer_range)
             module._initial_scale = 1.0
             if config.initialization == "depth_scaled" and name.endswith(("o_proj", "down_proj", ".experts")):
@@ -182,14 +183,9 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         `share_embeddings`. The base class knows the first flag alone."""
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
-        body = self.base_model
-        prefix = "" if body is self else f"{self.base_model_prefix}."
-        embedding, tied = f"{prefix}embed_tokens.weight", {}
-        if self.config.tie_word_embeddings and self.get_output_embeddings() is not None:
-            tied["lm_head.weight"] = embedding
-        if self.config.share_embeddings and getattr(body, "encoder", None) is not None:
-            tied[f"{prefix}encoder.embed_tokens.weight"] = embedding
-        return tied
+        flags = {True: self.config.share_embeddings, False: self.config.tie_word_embeddings}
+        possible = self._tied_weights_keys or {}
+        return {target: source for target, source in possible.items() if flags["encoder." in target]}
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
         """The encoder of an encoder-decoder, which `generate` runs once."""
@@ -213,12 +209,6 @@ class AnyformerPreTrainedModel(PreTrainedModel):
 
 # What a checkpoint of another class may lack.
 _NEW_PARTS = ("score.", "qa_outputs.", "nsp_head.", "pooler.", "model.pooler.")
-_PARTS = {
-    "router": (".router.",),
-    "attention": (".self_attn.", ".cross_attn."),
-    "mlp": (".mlp.",),
-    "embeddings": (".embed_tokens.", ".token_type_embeddings.", ".positions."),
-}
 
 
 class AnyformerStack(AnyformerPreTrainedModel):
@@ -342,6 +332,8 @@ class AnyformerStack(AnyformerPreTrainedModel):
             )
         rotations = self.positions.rotations(hidden_states, position_ids)
         biases = self.position_biases(hidden_states, attention_mask, cache)
+        # Only routers ask which tokens are real.
+        token_mask = _token_mask(attention_mask, hidden_states) if self.config.num_experts else None
         layer: Any
         for layer in self.layers:
             # What has a gradient goes in by position: reentrant checkpointing cuts only that off from the graph.
@@ -355,7 +347,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 cache=cache,
                 use_cache=use_cache,
                 encoder_attention_mask=encoder_attention_mask,
-                token_mask=_token_mask(attention_mask, hidden_states),
+                token_mask=token_mask,
                 **kwargs,
             )
         return AnyformerModelOutput(last_hidden_state=self.norm(hidden_states), cache=cache)
@@ -419,7 +411,6 @@ class AnyformerModel(AnyformerStack):
         """
         cache = one_cache(cache, past_key_values)
         if self.encoder is None:
-            kwargs = {k: v for k, v in kwargs.items() if v is not None}
             outputs = super().forward(
                 input_ids=input_ids,
                 attention_mask=attention_mask,

@@ -66,6 +66,7 @@ def describe(family: "Family") -> str:
 
 def measure(family: "Family") -> Measured:
     """Compare tiny random models of every example of the family with the stock class."""
+    from ..modeling.interop.parity import max_of
     from ..modeling.interop.parity import measure as measure_one
 
     quiet_libraries()
@@ -73,10 +74,9 @@ def measure(family: "Family") -> Measured:
         found = [measure_one(family, example) for example in family.examples]
     except Exception as error:  # whatever a stock class of another release raises: the other families still count
         return Measured(error=f"{type(error).__name__}: {error}")
-    gaps = [gap for parity in found for gap in (parity.plain, parity.left, parity.right, parity.shifted)]
     generated = [parity.generated for parity in found if parity.generated is not None]
     return Measured(
-        max(gaps, key=lambda gap: math.inf if math.isnan(gap) else gap),  # a bare max would lose NaN
+        max_of(parity.difference for parity in found),
         all(generated) if generated else None,
         all(parity.round_trip for parity in found),
     )

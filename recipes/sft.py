@@ -98,15 +98,18 @@ def _train_routers(trainer: Any, model: Any) -> None:
 
     config = model.config
     if config.router_aux_loss_coef or config.router_z_loss_coef:
-        fused, seen = model.forward, []
-        model.base_model.register_forward_hook(lambda body, args, output: seen.append(output.router_logits))
+        fused = model.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            seen.clear()
-            outputs = fused(*args, **kwargs)
+            seen: list[Any] = []
+            # Only for this call: what stayed would hold the graph of every later one.
+            hook = model.base_model.register_forward_hook(lambda body, given, output: seen.append(output.router_logits))
+            try:
+                outputs = fused(*args, **kwargs)
+            finally:
+                hook.remove()
             if seen and seen[-1] is not None:
                 outputs["aux_loss"] = model.router_losses(seen[-1], [kwargs.get("attention_mask")])[0]
-            seen.clear()
             return outputs
 
         model.forward = forward

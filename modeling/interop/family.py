@@ -154,7 +154,9 @@ class Family:
         try:
             again = self._theirs(config, type(foreign))
         except (StrictDataclassError, ValueError, TypeError) as error:
-            raise ConversionError(f"{self.model_type} config cannot be imported exactly: {error}") from error
+            raise ConversionError(
+                f"{self.model_type} config cannot be imported exactly: {plain_reason(error)}"
+            ) from error
         lost = [
             f"{name}={getattr(foreign, name)!r} (only {getattr(again, name)!r} can be imported)"
             for name in self.own_fields(type(foreign))
@@ -214,7 +216,7 @@ class Family:
             foreign = self._theirs(config, foreign_class)
             again = self._ours(foreign, head or self.default_head)
         except (StrictDataclassError, ValueError, TypeError, ZeroDivisionError) as error:
-            raise ConversionError(f"{self.model_type} cannot express this config: {error}") from error
+            raise ConversionError(f"{self.model_type} cannot express this config: {plain_reason(error)}") from error
         lost = [
             f"{f.name}={getattr(config, f.name)!r} (it would be {getattr(again, f.name)!r})"
             for f in _own_fields(AnyformerConfig)
@@ -238,9 +240,8 @@ class Family:
 
     def unused_fields(self, foreign: PreTrainedConfig) -> list[str]:
         """Fields of a foreign config that neither its own class nor this family reads."""
-        known = {f.name for f in fields(foreign)} | {"model_type", "transformers_version", "output_attentions"}
-        known |= {"rope_theta", "partial_rotary_factor", "num_labels", "head_dim", "qk_head_dim"}
-        known |= set(type(foreign)().to_dict())  # some are computed by the class itself
+        known = {f.name for f in fields(foreign)} | {"output_attentions", "num_labels", "rope_theta", "head_dim"}
+        known |= {"partial_rotary_factor", *type(foreign)().to_dict()}  # some are computed by the class itself
         known |= {*COMMON_FIELDS, *type(foreign).attribute_map.values(), *self.fields_read(foreign)}
         return sorted(k for k in foreign.to_dict() if k not in known and not k.startswith("_"))
 

@@ -41,3 +41,9 @@ def test_choosing_biases_move_by_their_rate_at_each_step(trainer_of):
         assert bias.abs().max() > 0
         torch.testing.assert_close(bias / 0.25, (bias / 0.25).round())
         assert (layer.mlp.router.load == 0).all()
+
+
+def test_nothing_is_kept_of_a_step(trainer_of):
+    trainer, model = trainer_of(router_aux_loss_coef=0.1)
+    trainer.train()
+    assert not model.model._forward_hooks  # a hook that stayed would hold the graph of every later call
