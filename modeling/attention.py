@@ -104,7 +104,9 @@ class AttentionBase(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Heads [batch, heads, length, head_dim] to the output [batch, q, hidden_size] and, from eager, the weights."""
         implementation = self.config._attn_implementation
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        attend: Callable = eager_attention_forward
+        if implementation != "paged|eager":  # the library's knows neither biases nor soft caps
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         if position_bias is not None:
             if implementation == "flex_attention":  # it looks up each element
                 position_bias = position_bias.expand(query.shape[0], -1, query.shape[2], -1)

@@ -1,10 +1,12 @@
-"""Cache layers of the one layer type that the library does not know: importing this file registers them."""
+"""Cache layers of the one layer type that the library does not know, and windows that must keep everything."""
 
-from transformers.cache_utils import DynamicLayer, StaticLayer
+from typing import Any
+
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache, StaticLayer
 
 
 class DynamicGlobalSlidingLayer(DynamicLayer):
-    """Keeps every token: those outside the window may be global."""
+    """Keeps every token: those outside the window may be global. Defining the class registers it."""
 
     _layer_type = "global_sliding_attention"
 
@@ -13,3 +15,30 @@ class StaticGlobalSlidingLayer(StaticLayer):
     """As above, of a fixed length."""
 
     _layer_type = "global_sliding_attention"
+
+
+def keep_whole(cache: Cache, required: bool) -> None:
+    """Make windowed layers keep every column: behind padding in the middle of a row, a window reaches further back.
+
+    Args:
+        required: there is such padding now; else there will be, if tokens follow the padding on the right.
+
+    Raises:
+        ValueError: required, and columns are gone already, or the cache has a fixed size.
+    """
+    own: Any = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    for index, layer in enumerate(own.layers):
+        if not getattr(layer, "is_sliding", False):
+            continue
+        held = layer.keys.shape[-2] if layer.is_initialized else 0
+        if type(layer) is not DynamicSlidingWindowLayer or layer.cumulative_length != held:
+            if not required:
+                continue
+            raise ValueError(
+                "attention_mask has padding in the middle or on the right of a row, behind which a window reaches "
+                "further back than this cache keeps: pad on the left, or use a dynamic cache"
+            )
+        whole = DynamicLayer()
+        if held:
+            whole.update(layer.keys, layer.values)
+        own.layers[index] = whole

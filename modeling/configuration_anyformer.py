@@ -91,6 +91,7 @@ class AnyformerConfig(PreTrainedConfig):
         rope_parameters: `rope_type` (default, linear, dynamic, yarn, longrope, llama3, proportional), `rope_theta`,
             `partial_rotary_factor` and the keys of that type; or one such dict for each of "full_attention" and
             "sliding_attention".
+        rope_thetas: the base of each layer, in place of `rope_theta`; a shorter list is a pattern.
         no_rope_layers: 0 for each layer without rotation, 1 for the others (the name and values of SmolLM3).
         relative_attention_num_buckets, relative_attention_max_distance: of T5's relative bias.
         alibi_bias_max: the last power of two of ALiBi's slopes (MPT); 8 in the paper.
@@ -197,6 +198,7 @@ class AnyformerConfig(PreTrainedConfig):
     position_layout: str = "half"
     position_offset: int = 0
     rope_parameters: dict[str, Any] | None = None
+    rope_thetas: list[int | float] | None = None
     no_rope_layers: list[int] | None = None
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
@@ -299,6 +301,8 @@ class AnyformerConfig(PreTrainedConfig):
         if not self.mlp_layer_types:
             self.mlp_layer_types = ["sparse" if self.num_experts else "dense"]
         self.layer_types = _repeat(self.layer_types, layers)
+        if self.rope_thetas:
+            self.rope_thetas = _repeat(self.rope_thetas, layers)
         self.mlp_layer_types = _repeat(self.mlp_layer_types, layers)
         dense = min(max(self.first_k_dense_replace, 0), layers)
         self.mlp_layer_types = ["dense"] * dense + self.mlp_layer_types[dense:]
@@ -307,8 +311,8 @@ class AnyformerConfig(PreTrainedConfig):
         """After an override of the number of layers: what is the same for every layer goes with it."""
         if self.architecture != "encoder-decoder" and "num_encoder_layers" not in given:
             self.num_encoder_layers = self.num_hidden_layers
-        for name in ("layer_types", "mlp_layer_types"):
-            if name not in given and len(set(getattr(self, name))) == 1:
+        for name in ("layer_types", "mlp_layer_types", "rope_thetas"):
+            if name not in given and len(set(getattr(self, name) or ())) == 1:
                 setattr(self, name, getattr(self, name)[:1] * self.num_hidden_layers)
         if "first_k_dense_replace" in given and "mlp_layer_types" not in given:
             pattern = "sparse" if self.num_experts else "dense"
@@ -324,10 +328,21 @@ class AnyformerConfig(PreTrainedConfig):
         """Width of a latent-attention key: tells the library that a cache cannot be sized from `head_dim`."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim if self.attention == "mla" else None
 
-    def rope_of(self, layer_type: str) -> dict[str, Any]:
-        """The rope parameters of a layer of that type."""
-        key = "sliding_attention" if "sliding" in layer_type else "full_attention"
-        return self.rope_parameters.get(key, self.rope_parameters)
+    def rope_of(self, layer: int) -> dict[str, Any] | None:
+        """The rope parameters of a layer; None: it is not rotated."""
+        if self.rope_parameters is None:
+            return None
+        if self.no_rope_layers is not None and not self.no_rope_layers[layer]:
+            return None
+        key = "sliding_attention" if "sliding" in self.layer_types[layer] else "full_attention"
+        rope = self.rope_parameters.get(key, self.rope_parameters)
+        return rope if self.rope_thetas is None else rope | {"rope_theta": self.rope_thetas[layer]}
+
+    @property
+    def longrope_lengths(self) -> set[int]:
+        """Lengths at which rope_type "longrope" turns to its other frequencies."""
+        ropes = [rope for layer in range(self.num_hidden_layers) if (rope := self.rope_of(layer) or {})]
+        return {r["original_max_position_embeddings"] for r in ropes if r["rope_type"] == "longrope"}
 
     @classmethod
     def _refuse_unknown(cls, kwargs: Mapping[str, Any]) -> None:
@@ -418,6 +433,6 @@ class AnyformerConfig(PreTrainedConfig):
         return count(self, sequence_length, head)
 
 
-def _repeat(pattern: list[str], layers: int) -> list[str]:
+def _repeat(pattern: list, layers: int) -> list:
     """The pattern over so many layers; one that is too long is left for validation to name."""
     return list(pattern) if len(pattern) > layers else [pattern[i % len(pattern)] for i in range(layers)]

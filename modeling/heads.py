@@ -27,6 +27,7 @@ from .modeling_anyformer import AnyformerModel, AnyformerPreTrainedModel, one_ca
 from .moe import AnyformerRouter
 from .norms import build_norm
 from .outputs import AnyformerHeadOutput, AnyformerModelOutput
+from .paged import PagedGeneration
 
 
 class AnyformerHead(AnyformerPreTrainedModel):
@@ -135,7 +136,7 @@ class HeadTransform(nn.Module):
         return self.norm(self.act_fn(self.dense(hidden_states)))
 
 
-class GenerationHead(LanguageModelHead, GenerationMixin):
+class GenerationHead(LanguageModelHead, PagedGeneration, GenerationMixin):
     """What `generate` needs of a head."""
 
     def prepare_inputs_for_generation(
@@ -149,10 +150,27 @@ class GenerationHead(LanguageModelHead, GenerationMixin):
         if self.config.is_encoder_decoder and isinstance(mask, torch.Tensor) and mask.dim() == 2:
             # A static cache gets its masks built ahead, in which the padding of a prompt can no longer be counted.
             kwargs["decoder_position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        if inputs_embeds is None and self._frequencies_switch(args[0] if args else kwargs["input_ids"], kwargs):
+            # What is cached was rotated by the frequencies for short texts: all is computed anew, once.
+            kwargs |= {"cache": None, "next_sequence_length": None}
         inputs = super().prepare_inputs_for_generation(*args, inputs_embeds=inputs_embeds, **kwargs)
         if "cache" in inputs:
             inputs["past_key_values"] = inputs.pop("cache")
         return inputs
+
+    def _frequencies_switch(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+        """Whether this step is the first beyond the original length of rope_type "longrope"."""
+        cache = kwargs.get("cache")
+        lengths = self.config.longrope_lengths
+        if not lengths or cache is None or self.config.is_encoder_decoder:
+            return False
+        past, mask = cache.get_seq_length(), kwargs.get("attention_mask")
+        if not past:
+            return False
+        if mask is None:
+            mask = torch.ones_like(input_ids)
+        before, now = (int(mask[:, :end].sum(-1).max()) for end in (past, mask.shape[1]))
+        return any(before <= length < now for length in lengths)
 
     @staticmethod
     def create_masks_for_generate(

@@ -30,9 +30,8 @@ class AnyformerLayer(GradientCheckpointingLayer):
     def __init__(self, config: AnyformerConfig, layer_idx: int, causal: bool = True, crosses: bool = False) -> None:
         super().__init__()
         # An encoder may be deeper than the decoder that the patterns are written for.
-        place = layer_idx % config.num_hidden_layers
+        self.place = place = layer_idx % config.num_hidden_layers
         self.layer_type = config.layer_types[place]
-        self.rotates = config.no_rope_layers is None or bool(config.no_rope_layers[place])
         self.residual_multiplier = config.residual_multiplier
         self.self_attn = ATTENTIONS[config.attention](config, layer_idx, causal, self.layer_type)
         self.cross_attn = CrossAttention(config, layer_idx) if crosses else None
@@ -66,7 +65,7 @@ class AnyformerLayer(GradientCheckpointingLayer):
         position_bias: torch.Tensor | None = None,
         *,
         attention_mask: dict[str, Any],
-        position_embeddings: dict[str, Any] | None = None,
+        position_embeddings: dict[int, Any] | None = None,
         cache: Cache | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         token_mask: torch.Tensor | None = None,
@@ -77,7 +76,7 @@ class AnyformerLayer(GradientCheckpointingLayer):
         Args:
             encoder_hidden_states: [batch, source, hidden_size], where there is an encoder.
             position_bias: [batch or 1, heads, length or 1, context], added to the scores.
-            attention_mask, position_embeddings: by layer type.
+            attention_mask: by layer type; position_embeddings: by layer.
             token_mask: [batch, length], true for real tokens: what routers count.
         """
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
@@ -85,7 +84,7 @@ class AnyformerLayer(GradientCheckpointingLayer):
         def attention(x: torch.Tensor) -> torch.Tensor:
             return self.self_attn(
                 x,
-                position_embeddings=(position_embeddings or {}).get(self.layer_type) if self.rotates else None,
+                position_embeddings=(position_embeddings or {}).get(self.place),
                 attention_mask=attention_mask[self.layer_type],
                 position_bias=position_bias,
                 cache=own,

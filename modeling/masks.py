@@ -16,6 +16,7 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
+from .cache_layers import keep_whole
 from .configuration_anyformer import AnyformerConfig
 
 
@@ -50,27 +51,53 @@ def attention_masks(
         full, sliding = create_causal_mask, create_sliding_window_causal_mask
     else:
         full, sliding = create_bidirectional_mask, create_bidirectional_sliding_window_mask
+    types = set(layer_types)
+    windows = any("sliding" in t for t in types)
+    counted = _real_indices(attention_mask) if windows else None
+    if windows and cache is not None and _padding_follows(attention_mask):
+        keep_whole(cache, required=counted is not None)
     masks = {}
-    for layer_type in set(layer_types):
+    for layer_type in types:
+        if layer_type == "sliding_attention" and counted is None:
+            masks[layer_type] = sliding(**arguments, and_mask_function=packed)
+            continue
+        parts = [packed] if packed is not None else []
         if layer_type == "global_sliding_attention":
-            window = _window_and_globals(config, inputs_embeds, attention_mask, documents, causal)
-            both = window if packed is None else and_masks(window, packed)
-            masks[layer_type] = full(**arguments, and_mask_function=both)
-        else:
-            build = sliding if layer_type == "sliding_attention" else full
-            masks[layer_type] = build(**arguments, and_mask_function=packed)
+            parts.append(_window_and_globals(config, inputs_embeds, attention_mask, documents, counted, causal))
+        elif layer_type == "sliding_attention":
+            parts.append(_window(config, counted, causal))
+        masks[layer_type] = full(**arguments, and_mask_function=and_masks(*parts) if parts else None)
     return masks
 
 
+def _window(config: AnyformerConfig, counted: torch.Tensor | None, causal: bool) -> Callable:
+    """True inside the window, in tokens of the row: where a mask has holes they are `counted`, [batch, columns]."""
+    width = config.sliding_window
+
+    def near(batch, head, query, key):
+        if counted is not None:
+            query, key = counted[batch, query], counted[batch, key]
+        return key > query - width if causal else (query - key <= width) & (key - query <= width)
+
+    return near
+
+
 def _window_and_globals(
-    config: AnyformerConfig, inputs_embeds: torch.Tensor, attention_mask: Any, documents: Any, causal: bool
+    config: AnyformerConfig,
+    inputs_embeds: torch.Tensor,
+    attention_mask: Any,
+    documents: torch.Tensor | None,
+    counted: torch.Tensor | None,
+    causal: bool,
 ) -> Callable:
     """True inside the window and for the first tokens of a row or document (Longformer, arXiv:2004.05150, sec. 3.1)."""
-    window, count = config.sliding_window, config.num_global_tokens
+    count, near = config.num_global_tokens, _window(config, counted, causal)
     first = _first_real(inputs_embeds, attention_mask)  # [batch]
     if documents is None:
 
         def is_global(batch, index):
+            if counted is not None:
+                return counted[batch, index] < count
             return (index >= first[batch]) & (index < first[batch] + count)
     else:
         length = documents.shape[-1]
@@ -83,8 +110,8 @@ def _window_and_globals(
             return marked[batch, index]
 
     def seen(batch, head, query, key):
-        near = key > query - window if causal else (query - key <= window) & (key - query <= window)
-        return near | is_global(batch, key) | (False if causal else is_global(batch, query))
+        inside = near(batch, head, query, key) | is_global(batch, key)
+        return inside if causal else inside | is_global(batch, query)
 
     return seen
 
@@ -95,25 +122,42 @@ def _first_real(inputs_embeds: torch.Tensor, attention_mask: Any) -> torch.Tenso
     return torch.zeros(inputs_embeds.shape[0], dtype=torch.long, device=inputs_embeds.device)
 
 
+def _padding_follows(attention_mask: Any) -> bool:
+    """Whether a row of a 2-D mask has padding behind a real token."""
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2 or is_tracing(attention_mask):
+        return False
+    return bool((attention_mask.bool().long().diff(dim=-1) < 0).any())
+
+
+def _real_indices(attention_mask: Any) -> torch.Tensor | None:
+    """Of each column its index among the real tokens, [batch, columns], where a mask has holes; else None.
+
+    Padding on one side changes no distance, and indices in the row serve.
+    """
+    if not _padding_follows(attention_mask):
+        return None
+    real = attention_mask.bool()
+    holes = real.long().cumsum(-1) * ~real * real.flip(-1).long().cumsum(-1).flip(-1)
+    return (real.long().cumsum(-1) - 1).clamp(min=0) if holes.any() else None
+
+
 def positions_for_bias(
     layer: int, hidden_states: torch.Tensor, attention_mask: Any, cache: Cache | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions [batch or 1, queries] and [batch or 1, keys], as the attention of that layer sees them.
 
-    Distances are all that biases depend on: padding on one side, or where a document starts, does not change them, and
-    indices in the row serve. Holes in a mask do, so positions are counted over the real tokens there.
+    Distances are all that biases depend on: where a document starts does not change them. Holes in a mask do, so
+    positions are counted over the real tokens there.
     """
     length, device = hidden_states.shape[1], hidden_states.device
     past, keys, offset = 0, length, 0
     if cache is not None:
         keys, offset = cache.get_mask_sizes(length, layer)
         past = cache.get_seq_length(layer)
-    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2 and not is_tracing(attention_mask):
-        real = attention_mask.bool()
-        holes = real.long().cumsum(-1) * ~real * real.flip(-1).long().cumsum(-1).flip(-1)
-        if holes.any():
-            counted = (real.long().cumsum(-1) - 1).clamp(min=0).to(device)
-            return counted[:, -length:], counted[:, offset : offset + keys]
+    counted = _real_indices(attention_mask)
+    if counted is not None:
+        counted = counted.to(device)
+        return counted[:, -length:], counted[:, offset : offset + keys]
     queries = torch.arange(length, device=device) + past
     return queries[None], torch.arange(keys, device=device)[None] + offset
 

@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache
 from .attention import AnyformerAttention, softmax_of_scores
 from .configuration_anyformer import AnyformerConfig
 from .norms import build_norm
+from .paged import is_paged
 from .positions import Rotation, apply_rotary
 from .registry import ATTENTIONS
 
@@ -35,7 +36,9 @@ class LatentAttention(AnyformerAttention):
             config.qk_rope_head_dim,
             config.v_head_dim,
         )
-        self.scaling = config.attention_multiplier or config.qk_head_dim**-0.5 * _yarn_factor(config, layer_type)
+        self.scaling = config.attention_multiplier or config.qk_head_dim**-0.5 * _yarn_factor(
+            config, layer_idx % config.num_hidden_layers
+        )
         hidden, key_dim = config.hidden_size, config.qk_head_dim
         if config.q_lora_rank is None:
             self.q_proj = nn.Linear(hidden, self.heads * key_dim, bias=False)
@@ -71,10 +74,21 @@ class LatentAttention(AnyformerAttention):
             rope_key = apply_rotary(rope_key, *position_embeddings, self.interleaved)
         if cache is not None:
             self._check_cache(cache)
-            latent, rope_key = cache.update(latent, rope_key, self.layer_idx, kwargs=kwargs)
+            latent, rope_key = self._update(cache, latent, rope_key, kwargs)
         if cache is not None and self._absorbing_pays(nope.shape[2], latent.shape[2], attention_mask):
             return self._absorbed(nope, rope, latent, rope_key, attention_mask)
         return self._expanded(nope, rope, latent, rope_key, attention_mask, **kwargs)
+
+    def _update(
+        self, cache: Cache, latent: torch.Tensor, rope_key: torch.Tensor, kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The latents and rotary keys of the whole context; the new ones are kept."""
+        if not is_paged(cache):
+            return cache.update(latent, rope_key, self.layer_idx, kwargs=kwargs)
+        width = max(self.rank, self.rope_dim)  # pages hold two tensors of one width
+        latent, rope_key = (nn.functional.pad(x, (0, width - x.shape[-1])) for x in (latent, rope_key))
+        latent, rope_key = cache.update(latent, rope_key, self.layer_idx, kwargs=kwargs)
+        return latent[..., : self.rank], rope_key[..., : self.rope_dim]
 
     def _check_cache(self, cache: Cache) -> None:
         layer = cache.layers[self.layer_idx] if self.layer_idx < len(getattr(cache, "layers", ())) else None
@@ -94,7 +108,7 @@ class LatentAttention(AnyformerAttention):
         return self.attend(torch.cat((nope, rope), dim=-1), key, value, mask, **kwargs)
 
     def _absorbing_pays(self, queries: int, context: int, mask: Any) -> bool:
-        known = self.config._attn_implementation in (None, "eager", "sdpa")
+        known = self.config._attn_implementation in (None, "eager", "paged|eager", "sdpa")
         if not known or not self._plain_projection() or not (mask is None or isinstance(mask, torch.Tensor)):
             return False
         # Multiplications a head beside those that both ways share.
@@ -137,10 +151,10 @@ class LatentAttention(AnyformerAttention):
         return self.o_proj(output.flatten(2)), weights
 
 
-def _yarn_factor(config: AnyformerConfig, layer_type: str) -> float:
+def _yarn_factor(config: AnyformerConfig, layer: int) -> float:
     """What YaRN adds to the scale of the scores: (0.1 mscale_all_dim ln(factor) + 1)^2, as DeepSeek-V2 and V3 do."""
-    rope = config.rope_of(layer_type)
-    scale, factor = rope.get("mscale_all_dim"), rope.get("factor")
-    if rope["rope_type"] != "yarn" or not scale or factor <= 1:
+    rope = config.rope_of(layer) or {}
+    scale, factor = rope.get("mscale_all_dim"), rope.get("factor", 1.0)
+    if rope.get("rope_type") != "yarn" or not scale or factor <= 1:
         return 1.0
     return (0.1 * scale * math.log(factor) + 1.0) ** 2

@@ -16,7 +16,6 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs, maybe_install_capturing_hooks
 
 from .attention import AnyformerAttention, CrossAttention
-from .cache_layers import DynamicGlobalSlidingLayer  # noqa: F401  registers the cache layers
 from .configuration_anyformer import AnyformerConfig
 from .counting import part_of
 from .layers import AnyformerLayer
@@ -32,6 +31,7 @@ from .mla import LatentAttention  # noqa: F401  registers the attention
 from .moe import AnyformerExperts, AnyformerRouter  # experts: @use_experts_implementation (the library looks for this)
 from .norms import AnyformerNorm, build_norm
 from .outputs import AnyformerModelOutput
+from .paged import is_paged, paged_positions
 from .positions import PositionEmbedding, RotaryTable
 from .registry import CHOICES, LAYERS, POSITION_EMBEDDINGS
 
@@ -255,22 +255,34 @@ class AnyformerStack(AnyformerPreTrainedModel):
         return self.embed_dropout(self.embed_norm(hidden_states))
 
     def position_biases(
-        self, hidden_states: torch.Tensor, attention_mask: Any, cache: Cache | None
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any,
+        cache: Cache | None,
+        position_ids: torch.Tensor,
+        masks: dict[str, Any],
+        paging: dict[str, Any],
     ) -> dict[str, torch.Tensor]:
-        """What positions add to the scores, by layer type; empty for most kinds."""
+        """What positions add to the scores, by layer type; empty for most kinds.
+
+        Args:
+            masks: those made of `attention_mask`, by layer type.
+            paging: what comes with a paged cache.
+        """
         biases: dict[str, torch.Tensor] = {}
         if not self.positions.adds_bias:
             return biases
-        if cache is not None and not hasattr(cache, "get_mask_sizes"):
-            raise ValueError(
-                f"position_embedding={self.config.position_embedding!r} needs the positions of cached keys, which the "
-                "paged cache of continuous batching does not tell: use `generate`"
-            )
         layer: Any
         for index, layer in enumerate(self.layers):
-            if layer.layer_type not in biases:
-                queries, keys = positions_for_bias(index, hidden_states, attention_mask, cache)
-                biases[layer.layer_type] = self.positions.bias(queries, keys)
+            kind = layer.layer_type
+            if kind in biases:
+                continue
+            if is_paged(cache):
+                ends = paging["cu_seq_lens_q"], paging["cu_seq_lens_k"][kind]
+                pair = paged_positions(position_ids, *ends, masks[kind].shape[-1])
+            else:
+                pair = positions_for_bias(index, hidden_states, attention_mask, cache)
+            biases[kind] = self.positions.bias(*pair)
         return biases
 
     @merge_with_config_defaults
@@ -304,8 +316,8 @@ class AnyformerStack(AnyformerPreTrainedModel):
             )
         packed = packed_documents(position_ids, attention_mask, shaped)
         if cache is not None:
-            # The paged cache, which alone comes with cu_seq_lens_q, keeps documents apart by itself.
-            if packed is not None and not is_tracing(packed) and "cu_seq_lens_q" not in kwargs:
+            # The paged cache keeps documents apart by itself.
+            if packed is not None and not is_tracing(packed) and not is_paged(cache):
                 raise ValueError("Packed documents (position_ids that start again) cannot follow a cache: drop one")
             packed = None
         # While tracing, `packed` may be one document: it says nothing about whether a cache is of use.
@@ -331,7 +343,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 and_mask_function=same_document(packed, encoder_documents),
             )
         rotations = self.positions.rotations(hidden_states, position_ids)
-        biases = self.position_biases(hidden_states, attention_mask, cache)
+        biases = self.position_biases(hidden_states, attention_mask, cache, position_ids, masks, kwargs)
         # Only routers ask which tokens are real.
         token_mask = _token_mask(attention_mask, hidden_states) if self.config.num_experts else None
         layer: Any

@@ -42,8 +42,8 @@ class PositionEmbedding(nn.Module):
         """[batch, length, hidden_size] -> the same; `position_ids` [batch or 1, length]."""
         return inputs_embeds
 
-    def rotations(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> dict[str, Rotation]:
-        """cos and sin, each [batch or 1, length, rotary_dim], by layer type; empty where nothing is rotated."""
+    def rotations(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> dict[int, Rotation]:
+        """cos and sin, each [batch or 1, length, rotary_dim], by index of a layer; none for what is not rotated."""
         return {}
 
     def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
@@ -150,19 +150,32 @@ class RelativePositions(PositionEmbedding):
 
 @POSITION_EMBEDDINGS.register("rope")
 class RotaryPositions(PositionEmbedding):
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), one table for each set of rope parameters."""
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), one table for each set of rope parameters.
+
+    Attributes:
+        tables: by the index of the first layer that uses each.
+        table_of: name in `tables`, by index of a layer; those without rotation are left out.
+    """
 
     def __init__(self, config: AnyformerConfig, causal: bool = True) -> None:
         super().__init__(config, causal)
-        types = sorted(set(config.layer_types))
-        nested = config.rope_of(types[0]) is not config.rope_parameters
-        keys = {t: ("sliding_attention" if "sliding" in t else "full_attention") if nested else "all" for t in types}
-        self.table_of = keys
-        self.tables = nn.ModuleDict({key: RotaryTable(config, config.rope_of(t)) for t, key in keys.items()})
+        self.tables = nn.ModuleDict()
+        self.table_of: dict[int, str] = {}
+        seen: list[tuple[dict, str]] = []
+        for layer in range(config.num_hidden_layers):
+            rope = config.rope_of(layer)
+            if rope is None:
+                continue
+            name = next((name for known, name in seen if known == rope), None)
+            if name is None:
+                name = str(layer)
+                self.tables[name] = RotaryTable(config, rope)
+                seen.append((rope, name))
+            self.table_of[layer] = name
 
-    def rotations(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> dict[str, Rotation]:
-        made = {key: table(hidden_states, position_ids) for key, table in self.tables.items()}
-        return {layer_type: made[key] for layer_type, key in self.table_of.items()}
+    def rotations(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> dict[int, Rotation]:
+        made = {name: table(hidden_states, position_ids) for name, table in self.tables.items()}
+        return {layer: made[name] for layer, name in self.table_of.items()}
 
 
 class RotaryTable(nn.Module):

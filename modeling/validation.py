@@ -166,6 +166,17 @@ def _position_problems(config: Any) -> Iterator[str]:
                 f"no_rope_layers={config.no_rope_layers!r} must hold 0 or 1 for each of num_hidden_layers="
                 f"{config.num_hidden_layers} layers"
             )
+    if config.rope_thetas is not None:
+        if kind != "rope":
+            yield f"rope_thetas belongs to position_embedding='rope', not to {kind!r}"
+        if len(config.rope_thetas) != config.num_hidden_layers:
+            yield (
+                f"rope_thetas has {len(config.rope_thetas)} entries for num_hidden_layers={config.num_hidden_layers}: "
+                "give one a layer, or a pattern"
+            )
+        for theta in config.rope_thetas:
+            if not _is_number(theta, 1, above=True):
+                yield f"rope_thetas holds {theta!r}: each must be a number above 1"
     if kind == "sinusoidal" and config.hidden_size % 2:
         yield f"hidden_size={config.hidden_size} must be even: sinusoidal positions are pairs of sine and cosine"
     if kind == "relative":

@@ -57,6 +57,8 @@ def position_fields(draw, layers, latent, sliding):
             fields["rope_parameters"] = {name: draw(rope_parameters()) for name in both}
         if draw(st.booleans()):
             fields["no_rope_layers"] = draw(st.lists(st.integers(0, 1), min_size=layers, max_size=layers))
+        if draw(st.integers(0, 3)) == 0:
+            fields["rope_thetas"] = draw(st.lists(st.sampled_from([100, 5000.0]), min_size=1, max_size=layers))
     if kind == "learned":
         fields["position_offset"] = draw(st.sampled_from([0, 2]))
     if kind == "relative":

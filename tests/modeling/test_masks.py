@@ -172,6 +172,44 @@ def test_a_hole_in_the_mask_equals_removal(tiny, backend, positions):
     torch.testing.assert_close(got, model(tokens[:, mask[0].bool()]).logits, rtol=0, atol=1e-5)
 
 
+HOLED = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1, 1]])
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "num_hidden_layers": 2}
+windows = pytest.mark.parametrize("window", [WINDOW, GLOBAL, MIXED], ids=["window", "global", "mixed"])
+
+
+@backends
+@windows
+@pytest.mark.parametrize("shape", [{}, BOTH_WAYS], ids=["causal", "both ways"])
+def test_a_window_counts_the_tokens_beyond_a_hole(tiny, backend, window, shape):
+    model, tokens = tiny(attn_implementation=backend, **window, **shape), ids(1, 9)
+    real = HOLED[0].bool()
+    got = model(tokens, attention_mask=HOLED).logits[:, real]
+    torch.testing.assert_close(got, model(tokens[:, real]).logits, rtol=0, atol=1e-5)
+
+
+@windows
+@pytest.mark.parametrize("mask", [HOLED, torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0, 0]])], ids=["hole", "right"])
+def test_steps_behind_padding_in_a_row_equal_those_without(tiny, window, mask):
+    model, tokens = tiny(**window), ids(1, 9)
+    more, real = ids(1, 6, seed=3), mask[0].bool()
+    expected = model(torch.cat((tokens[:, real], more), 1)).logits[:, -6:]
+    cache = model(tokens, attention_mask=mask, use_cache=True).cache
+    for step in range(6):
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        got = model(more[:, step : step + 1], attention_mask=mask, cache=cache).logits[:, -1]
+        torch.testing.assert_close(got, expected[:, step], rtol=0, atol=1e-5)
+
+
+def test_a_cache_that_dropped_what_a_window_needs_is_refused(tiny):
+    model, tokens = tiny(**WINDOW), ids(1, 9)
+    cache = model(tokens, use_cache=True).cache
+    mask = torch.tensor([[1] * 9 + [0, 0, 1]])
+    with pytest.raises(ValueError, match="pad on the left"):
+        model(ids(1, 3), attention_mask=mask, cache=cache)
+    with pytest.raises(ValueError, match="pad on the left"):
+        model.generate(tokens, attention_mask=HOLED, cache_implementation="static", max_new_tokens=3)
+
+
 @pytest.mark.parametrize("positions", ["rope", "alibi", "none"])
 def test_positions_that_jump_ahead_split_nothing(tiny, positions):
     model, tokens = tiny(position_embedding=positions), ids(1, 6)
@@ -212,31 +250,3 @@ def test_packed_pairs_of_an_encoder_decoder_see_their_own_source(tiny, backend):
     torch.testing.assert_close(got.logits, torch.cat(alone, 1), rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="only one side"):
         model(packed[0], decoder_input_ids=packed[1], decoder_position_ids=positions[1])
-
-
-PAGED = {
-    "grouped queries": {},
-    "window": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
-    "learned positions": {"position_embedding": "learned"},
-    "experts": {"num_experts": 4, "num_experts_per_tok": 2},
-}
-
-
-@pytest.mark.parametrize("fields", PAGED.values(), ids=PAGED)
-def test_paged_generation_gives_the_same_tokens(tiny, fields):
-    from transformers import GenerationConfig
-
-    model = tiny(**fields)
-    prompts = [ids(7)[:n].tolist() for n in (5, 7)]
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    expected = [model.generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in prompts]
-    config = GenerationConfig(**options, eos_token_id=-1, pad_token_id=0)
-    outputs = model.generate_batch(inputs=prompts, generation_config=config)
-    assert [outputs[name].generated_tokens for name in sorted(outputs)] == expected  # they come as they finish
-    model.train()(torch.tensor([prompts[0]]), labels=torch.tensor([prompts[0]])).loss.backward()
-
-
-def test_paged_generation_that_cannot_be_exact_is_refused(tiny):
-    model = tiny(position_embedding="alibi")
-    with pytest.raises(ValueError, match="needs the positions of cached keys"):
-        model.model.position_biases(torch.zeros(1, 3, 32), None, cache=object())

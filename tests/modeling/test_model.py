@@ -257,27 +257,27 @@ YARN_FACTORS = [
 def test_yarn_magnitude_of_cos_and_sin(tiny, keys, factor):
     # The largest angle turns fastest: its cos^2 + sin^2 is the squared magnitude.
     model = tiny(rope_parameters=YARN | keys)
-    cos, sin = model.model.positions.tables["all"](torch.zeros(1, 1), torch.arange(50)[None])
+    cos, sin = model.model.positions.tables["0"](torch.zeros(1, 1), torch.arange(50)[None])
     torch.testing.assert_close((cos**2 + sin**2).sqrt(), torch.full_like(cos, factor), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
 def test_frequencies_survive_load_and_cast(tiny, tmp_path, rope):
     model = tiny(rope_parameters=rope)
-    expected = model.model.positions.tables["all"].frequencies()[0]
+    expected = model.model.positions.tables["0"].frequencies()[0]
     model.save_pretrained(tmp_path)
     junk = [torch.full((2, 2), float("nan")) for _ in range(20000)]  # so that fresh memory is not zero by luck
     del junk
     for dtype in (torch.float32, torch.bfloat16):
-        rotary = type(model).from_pretrained(tmp_path, dtype=dtype).model.positions.tables["all"]
+        rotary = type(model).from_pretrained(tmp_path, dtype=dtype).model.positions.tables["0"]
         assert torch.equal(rotary.inv_freq, expected)
         assert torch.equal(rotary.original_inv_freq, expected)
-    rotary = model.to(torch.bfloat16).float().to(torch.bfloat16).model.positions.tables["all"]
+    rotary = model.to(torch.bfloat16).float().to(torch.bfloat16).model.positions.tables["0"]
     assert torch.equal(rotary.inv_freq, expected)
 
 
 def test_phases_at_position_8000_in_bfloat16(tiny):
-    rotary = tiny(max_position_embeddings=16384).to(torch.bfloat16).model.positions.tables["all"]
+    rotary = tiny(max_position_embeddings=16384).to(torch.bfloat16).model.positions.tables["0"]
     cos, sin = rotary(torch.zeros(1, 1, dtype=torch.bfloat16), torch.tensor([[8000]]))
     phase = 8000 * 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8).repeat(2)
     torch.testing.assert_close(cos[0, 0].double(), phase.cos(), rtol=0, atol=4e-3)  # bf16 rounding of values below 1
@@ -397,7 +397,7 @@ def test_a_registered_block_works_everywhere(tiny, tmp_path, caplog):
 
 def test_dynamic_rope_stretches_beyond_the_trained_length(tiny):
     model = tiny(rope_parameters=ROPES["dynamic"], max_position_embeddings=16)
-    rotary: RotaryTable = model.model.positions.tables["all"]
+    rotary: RotaryTable = model.model.positions.tables["0"]
     short = rotary.inv_freq.clone()
     model(ids(1, 40))
     # NTK-aware: base * (factor * L / L0 - (factor - 1))^(d / (d - 2)), L = 40, L0 = 16, d = 8
@@ -469,7 +469,7 @@ def test_frequencies_come_back_from_the_meta_device(tiny):
     with torch.device("meta"):
         empty = type(model)(model.config)
     empty.to_empty(device="cpu").load_state_dict(model.state_dict())
-    assert torch.equal(empty.model.positions.tables["all"].inv_freq, model.model.positions.tables["all"].inv_freq)
+    assert torch.equal(empty.model.positions.tables["0"].inv_freq, model.model.positions.tables["0"].inv_freq)
 
 
 def test_label_smoothing_of_the_trainer_shifts(tiny, tmp_path):
