@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..modeling import AnyformerConfig
+    from .objectives.base import Objective
 
 
-def peft_config(adapter: Any) -> "PeftConfig | None":
+def peft_config(adapter: Any, objective: "type[Objective] | Objective") -> "PeftConfig | None":
     """The PEFT config of an `adapter` section, or None for full fine-tuning.
 
     Raises:
@@ -31,12 +32,12 @@ def peft_config(adapter: Any) -> "PeftConfig | None":
             "it would train from the default start. Choose true, gaussian, pissa, olora or orthogonal"
         )
     try:
-        return LoraConfig(**adapter.arguments(), task_type="CAUSAL_LM")
+        return LoraConfig(**adapter.arguments(), task_type=objective.task_type)
     except (ValueError, TypeError) as error:
         raise UserError(f"adapter: {error}") from error
 
 
-def trainable_parameters(config: "AnyformerConfig", adapter: Any) -> int:
+def trainable_parameters(config: "AnyformerConfig", adapter: Any, objective: "type[Objective] | Objective") -> int:
     """Parameters that will be trained, counted on a model without storage.
 
     Raises:
@@ -44,11 +45,11 @@ def trainable_parameters(config: "AnyformerConfig", adapter: Any) -> int:
     """
     import torch
 
-    from ..modeling import AnyformerForCausalLM
+    from ..modeling import HEADS
 
     with torch.device("meta"):
-        model: Any = AnyformerForCausalLM(copy.deepcopy(config))  # PEFT may write into it
-        foreign = peft_config(adapter)
+        model: Any = HEADS[objective.head](copy.deepcopy(config))  # PEFT may write into it
+        foreign = peft_config(adapter, objective)
         if foreign is not None:
             model = attach(model, foreign)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

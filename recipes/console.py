@@ -38,7 +38,6 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     from rich.markup import escape
 
     from .plan import describe
-    from .tokenize_sft import decode_preview
 
     report, tokens = prepared.splits.report, prepared.train.report
     for name, value in describe(prepared.plan):
@@ -58,7 +57,7 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     for warning in [*report.warnings, *tokens.warnings]:
         console.print(f"[bold]Warning:[/bold] {escape(warning)}")
     console.print("Three rows, what is trained on between ⟦ and ⟧:")
-    for row in decode_preview(prepared.train, prepared.tokenizer, n=3):
+    for row in prepared.objective.preview(prepared.train, 3):
         console.print(escape(row), style="dim")
 
 

@@ -5,6 +5,7 @@ Python package, so that a real model can come from a package index alone.
 """
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from .errors import UserError
 from .loading import load_preset
 
 if TYPE_CHECKING:
-    from ..modeling import AnyformerConfig, AnyformerForCausalLM
+    from ..modeling import AnyformerConfig, AnyformerPreTrainedModel
     from ..modeling.interop import LogitComparison
 
 PACKAGE = "package:"
@@ -124,11 +125,15 @@ def load_pretrained(path: str, *, trust_remote_code: bool = False, auto_class: s
         raise UserError(f"{path}: no model can be opened there: {_first_line(error)}") from error
 
 
-def config_and_tokenizer(model: Any) -> "tuple[AnyformerConfig, Any]":
+def config_and_tokenizer(model: Any, shapes: Sequence[str] = ("decoder",)) -> "tuple[AnyformerConfig, Any]":
     """Config and tokenizer of a recipe's `model` section, without loading a weight.
 
+    Args:
+        shapes: the architectures that the objective can train.
+
     Raises:
-        UserError: no such model, an unknown family, a config that makes no sense, or a tokenizer of another model.
+        UserError: no such model, an unknown family, a config that makes no sense, a shape that the objective cannot
+            train, or a tokenizer of another model.
     """
     from huggingface_hub.errors import StrictDataclassError
 
@@ -144,10 +149,10 @@ def config_and_tokenizer(model: Any) -> "tuple[AnyformerConfig, Any]":
             tokenizer = load_tokenizer(model)
     except (ConversionError, StrictDataclassError, TypeError) as error:
         raise UserError(f"model: {error}") from error
-    if config.architecture != "decoder":
+    if config.architecture not in shapes:
         raise UserError(
-            f"model: {model.path or model.preset} has architecture {config.architecture!r}; the objective trains a "
-            "decoder, which predicts the next token"
+            f"model: {model.path or model.preset} has architecture {config.architecture!r}; the objective trains "
+            f"{' or '.join(shapes)}"
         )
     if len(tokenizer) > config.vocab_size:
         raise UserError(
@@ -180,8 +185,13 @@ def _config_of_checkpoint(model: Any) -> "AnyformerConfig":
     return config
 
 
-def load_model(model: Any, config: "AnyformerConfig", *, seed: int) -> "tuple[AnyformerForCausalLM, str]":
+def load_model(
+    model: Any, config: "AnyformerConfig", *, seed: int, head: str = "causal_lm"
+) -> "tuple[AnyformerPreTrainedModel, str]":
     """The weights, imported, opened, or made anew from `seed` for a preset; and the family they came from.
+
+    Args:
+        head: key of `modeling.HEADS`, for a preset; a checkpoint comes with its own, see `with_head`.
 
     Raises:
         UserError: the weights cannot be read or contradict the config.
@@ -189,14 +199,14 @@ def load_model(model: Any, config: "AnyformerConfig", *, seed: int) -> "tuple[An
     import torch
     from transformers import set_seed
 
-    from ..modeling import AnyformerForCausalLM
+    from ..modeling import HEADS
     from ..modeling.interop import ConversionError, import_model
 
     dtype = None if model.dtype == "auto" else getattr(torch, model.dtype)
     config._attn_implementation = model.attn_implementation
+    set_seed(seed)
     if model.preset:
-        set_seed(seed)
-        built = AnyformerForCausalLM(config)
+        built = HEADS[head](config)
         return (built.to(dtype) if dtype else built), config.model_type
     try:
         loaded, report = import_model(
@@ -208,14 +218,57 @@ def load_model(model: Any, config: "AnyformerConfig", *, seed: int) -> "tuple[An
         )
     except (ConversionError, ValueError, RuntimeError, ImportError, OSError) as error:
         raise UserError(f"model {model.path!r}: {_first_line(error)}") from error
-    if not isinstance(loaded, AnyformerForCausalLM):
-        raise UserError(
-            f"model {model.path!r}: holds a {type(loaded).__name__}, which has no head that predicts the next token"
-        )
     return loaded, report.family
 
 
-def compare_with_stock(model: "AnyformerForCausalLM", tokenizer: Any, stock: Any = None) -> "LogitComparison":
+# What a run may start at random over the body of a checkpoint; a whole vocabulary it may not.
+NEW_PARTS = ("score.", "qa_outputs.", "nsp_head.", "lm_head_transform.", "lm_head.bias", "model.pooler.")
+
+
+def with_head(
+    model: "AnyformerPreTrainedModel", config: "AnyformerConfig", head: str, *, seed: int
+) -> "AnyformerPreTrainedModel":
+    """The model under another head; tensors that both have are shared, not copied, what is new starts from `seed`.
+
+    Raises:
+        UserError: the checkpoint has no such head and it is none that can start at random.
+    """
+    import torch
+    from transformers import set_seed
+
+    from ..modeling import HEADS
+
+    wanted = HEADS[head]
+    if type(model) is wanted:
+        return model
+    with torch.device("meta"):
+        built: Any = wanted(config)
+    built.load_state_dict(_under(model, built), strict=False, assign=True)
+    built.tie_weights()
+    device = next(model.parameters()).device
+    missing = [n for n, p in built.named_parameters() if p.is_meta]
+    if not all(name.startswith(NEW_PARTS) for name in missing):
+        raise UserError(
+            f"model: the checkpoint holds a {type(model).__name__}, which has no {', '.join(missing[:3])}: the "
+            f"objective trains a {wanted.__name__}"
+        )
+    set_seed(seed)
+    for module in built.modules():
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if any(tensor.is_meta for tensor in own):
+            module.to_empty(device=device, recurse=False)
+            built._init_weights(module)
+    return built.to(model.dtype).train(model.training)
+
+
+def _under(model: Any, built: Any) -> dict[str, Any]:
+    """The state dict of one class under the names of another: the body stands at the top or inside `model`."""
+    held, wanted = model.state_dict(), set(built.state_dict())
+    inside, outside = {f"model.{n}": t for n, t in held.items()}, {n.removeprefix("model."): t for n, t in held.items()}
+    return max(({n: t for n, t in names.items() if n in wanted} for names in (held, inside, outside)), key=len)
+
+
+def compare_with_stock(model: "AnyformerPreTrainedModel", tokenizer: Any, stock: Any = None) -> "LogitComparison":
     """Compare logits with the stock class, which shares the tensors: no second copy is held.
 
     Args:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trl import SFTConfig
+    from transformers import TrainingArguments
 
     from ..modeling import AnyformerConfig
     from .tokenize_sft import TokenizationReport
@@ -45,22 +45,25 @@ def make_plan(
     config: "AnyformerConfig",
     dtype: str,
     trainable: int,
-    arguments: "SFTConfig",
+    arguments: "TrainingArguments",
     tokens: "TokenizationReport",
+    *,
+    sequences: int,
+    head: str,
 ) -> Plan:
     """The plan of a run from what is known before any weight is loaded.
 
     Args:
         dtype: of the weights, by name; adapters train in fp32 beside them.
+        sequences: what a batch is counted in, of one epoch: rows, or packed blocks of them.
+        head: key of `modeling.HEADS`.
     """
     rows = tokens.rows_kept
     batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
-    # Packed rows are about full; the best-fit packing of the trainer decides the exact number.
-    sequences = math.ceil(tokens.tokens / arguments.max_length) if arguments.packing and arguments.max_length else rows
     an_epoch = math.ceil(sequences / batch)
     steps = arguments.max_steps if arguments.max_steps > 0 else math.ceil(an_epoch * arguments.num_train_epochs)
     seen = round(tokens.tokens * steps / an_epoch)
-    counts = config.counts(sequence_length=max(tokens.tokens // rows, 1))
+    counts = config.counts(sequence_length=max(tokens.tokens // rows, 1), head=head)
     total = counts.total_parameters
     full = trainable >= total
     size = BYTES.get(dtype, 4)

@@ -7,11 +7,19 @@ from .errors import UserError
 from .evaluation import Sample
 
 CURVE = "loss_curve.png"
+# What the Hub calls the use of a class.
+PIPELINES = {
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForSeq2SeqLM": "text2text-generation",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+}
 # Stands in the card until a push knows the repository.
 REPOSITORY = "THIS_REPOSITORY"
 
 
-def write_curve(folder: Path, history: list[dict[str, Any]], before: float | None, after: float) -> None:
+def write_curve(folder: Path, metrics: dict[str, Any]) -> None:
     """Training loss by step, held-out loss by step where it was measured, and held-out loss before and after."""
     import matplotlib
 
@@ -19,14 +27,19 @@ def write_curve(folder: Path, history: list[dict[str, Any]], before: float | Non
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    history, before, after = metrics["history"], metrics.get("before") or {}, metrics["after"]
     train = [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
     held_out = [(entry["step"], entry["eval_loss"]) for entry in history if "eval_loss" in entry]
     last = max((entry["step"] for entry in history if "step" in entry), default=1)
     if train:
         axes.plot(*zip(*train, strict=True), label="training", color="#4878a8", linewidth=1.2)
-    ends = ([(0, before)] if before is not None else []) + held_out + [(last, after)]
-    axes.plot(*zip(*ends, strict=True), label="held out", color="#c4582f", marker="o", linewidth=1.2)
-    axes.set(xlabel="step", ylabel="loss (nats a token)", title=folder.name)
+    first, final = [(0, before["loss"])] if "loss" in before else [], [(last, after["loss"])] if "loss" in after else []
+    if ends := first + held_out + final:
+        axes.plot(*zip(*ends, strict=True), label="held out", color="#c4582f", marker="o", linewidth=1.2)
+    if not train and not ends:
+        plt.close(figure)
+        return
+    axes.set(xlabel="step", ylabel="loss", title=folder.name)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(folder / CURVE, dpi=140)
@@ -34,37 +47,39 @@ def write_curve(folder: Path, history: list[dict[str, Any]], before: float | Non
 
 
 def comparison_rows(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(name, before, after) of the held-out measures; a dash where nothing was measured before."""
+    """(name, before, after) of the held-out figures; a dash where nothing was measured before."""
     before, after = metrics.get("before") or {}, metrics["after"]
 
     def shown(values: dict[str, Any], name: str) -> str:
         return f"{values[name]:.4f}" if name in values else "–"
 
-    return [(f"held-out {name}", shown(before, name), shown(after, name)) for name in ("loss", "perplexity")]
+    names = metrics["measured"]["shown"]
+    return [(f"held-out {name.replace('_', ' ')}", shown(before, name), shown(after, name)) for name in names]
 
 
 def write_card(folder: Path, recipe_yaml: str, model: dict[str, Any], metrics: dict[str, Any]) -> None:
     """README.md of the model repository: figures, samples, curve, the recipe and the command that reproduces it.
 
     Args:
-        model: what is said of the base: `name`, `hub_id` (or None), `adapter`, `objective`.
+        model: what is said of the base: `name`, `hub_id` (or None), `adapter`, `objective`, `auto_class`.
     """
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag=PIPELINES.get(model["auto_class"]),
         base_model=model["hub_id"],
         tags=["anyformer", model["objective"], model["adapter"]],
     )
     table = "Nothing was held out, so nothing was measured.\n"
     if after := metrics["after"]:
+        tokens = f" ({after['tokens']:,} supervised tokens)" if "tokens" in after else ""
         rows = "\n".join(f"| {name} | {before} | {value} |" for name, before, value in comparison_rows(metrics))
         table = f"""| | before | after |
 |---|---|---|
 {rows}
 
-Measured on {after["rows"]:,} rows ({after["tokens"]:,} supervised tokens) that were held out before training:
+Measured on {after["rows"]:,} rows{tokens} that were held out before training:
 {metrics["data"]["split"]}.
 """
     versions = ", ".join(f"{name} {value}" for name, value in metrics["versions"].items())
@@ -82,9 +97,9 @@ adapter `{model["adapter"]}`, {metrics["plan"]["steps"]:,} steps over {metrics["
 {curve}## Use
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {model["auto_class"]}, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{REPOSITORY}", trust_remote_code=True)
+model = {model["auto_class"]}.from_pretrained("{REPOSITORY}", trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained("{REPOSITORY}", trust_remote_code=True)
 ```
 
@@ -140,12 +155,13 @@ def _quoted(name: str, text: str) -> str:
 
 
 def not_better(metrics: dict[str, Any]) -> str | None:
-    """A warning where the held-out loss did not fall, else None."""
+    """A warning where the first held-out figure did not move the right way, else None."""
     before, after = metrics.get("before"), metrics["after"]
-    if before and after and after["loss"] >= before["loss"]:
+    name, up = metrics["measured"]["shown"][0], metrics["measured"]["higher_is_better"]
+    if before and after and (after[name] <= before[name] if up else after[name] >= before[name]):
         return (
-            f"the held-out loss did not fall ({before['loss']:.4f} -> {after['loss']:.4f}): the tuned model is no "
-            "better on this data. A lower learning rate, more rows or fewer epochs may help"
+            f"the held-out {name} did not {'rise' if up else 'fall'} ({before[name]:.4f} -> {after[name]:.4f}): the "
+            "tuned model is no better on this data. A lower learning rate, more rows or fewer epochs may help"
         )
     return None
 

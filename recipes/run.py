@@ -10,12 +10,13 @@ from .console import make_console, show_next, show_plan, show_result
 from .errors import UserError
 from .models import hub_id
 from .run_folder import ADAPTER, RunFolder
-from .schema import Recipe
+from .schema import OBJECTIVES, Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .data import Splits
+    from .objectives.base import Objective
     from .plan import Plan
     from .tokenize_sft import TokenizedData
 
@@ -27,6 +28,7 @@ VERSIONED = ("anyformer", "torch", "transformers", "peft", "trl", "accelerate", 
 class Prepared:
     """All that is known before a weight is loaded."""
 
+    objective: "Objective"
     tokenizer: Any
     splits: "Splits"
     train: "TokenizedData"
@@ -87,38 +89,33 @@ def prepare(recipe: Recipe) -> Prepared:
         UserError: data, tokenizer, config or adapter that cannot be used, or nothing that would be learned.
     """
     from .adapters import trainable_parameters
+    from .arguments import training_arguments
     from .data import load_splits
     from .models import config_and_tokenizer
+    from .objectives import objective_class
     from .plan import make_plan
-    from .sft import training_arguments
-    from .tokenize_sft import tokenize_rows
 
-    arguments = training_arguments(recipe.train | {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())})
-    config, tokenizer = config_and_tokenizer(recipe.model)
-    limit = arguments.max_length
-    if limit is not None and limit > config.max_position_embeddings:
-        raise UserError(
-            f"train.max_length is {limit}, but the model has positions for {config.max_position_embeddings} tokens: "
-            "lower it, or scale the rotary embedding in model.config.rope_parameters"
-        )
+    entry = OBJECTIVES[recipe.objective.kind]
+    assert entry.config is not None
+    output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
+    arguments = training_arguments(entry.config, recipe.train | output)
+    config, tokenizer = config_and_tokenizer(recipe.model, entry.shapes)
+    objective = objective_class(recipe.objective.kind)(recipe, arguments, config, tokenizer)
     splits = load_splits(recipe.data)
-    options: dict[str, Any] = {
-        "max_length": limit or config.max_position_embeddings,
-        "loss_on": recipe.objective.loss_on,
-        "truncation": recipe.data.truncation,
-    }
-    train = tokenize_rows(splits.train, tokenizer, **options)
-    held_out = tokenize_rows(splits.eval, tokenizer, **options) if splits.eval else None
-    trainable = trainable_parameters(config, recipe.adapter)
+    objective.configure(splits)
+    train = objective.prepare(splits.train)
+    held_out = objective.prepare(splits.eval) if splits.eval else None
+    trainable = trainable_parameters(config, recipe.adapter, objective)
     if trainable == 0:
         raise UserError("adapter: no parameter would be trained")
-    plan = make_plan(config, recipe.model.dtype, trainable, arguments, train.report)
+    sizes: dict[str, Any] = {"sequences": objective.sequences(train.report), "head": objective.head}
+    plan = make_plan(config, recipe.model.dtype, trainable, arguments, train.report, **sizes)
     if plan.steps == 1 and arguments.get_warmup_steps(plan.steps) > 0:
         raise UserError(
             "train.warmup_steps: the first step of a warmup has learning rate 0 and the run has no other step, so "
             "nothing would be learned. Set train.warmup_steps=0"
         )
-    return Prepared(tokenizer, splits, train, held_out, arguments, config, plan)
+    return Prepared(objective, tokenizer, splits, train, held_out, arguments, config, plan)
 
 
 class _Run:
@@ -126,7 +123,7 @@ class _Run:
 
     def __init__(self, recipe: Recipe, prepared: Prepared, folder: RunFolder, console: "Console") -> None:
         self.recipe, self.prepared, self.folder, self.console = recipe, prepared, folder, console
-        self.tokenizer = prepared.tokenizer
+        self.objective, self.tokenizer = prepared.objective, prepared.tokenizer
         self.started = time.monotonic()
 
     def execute(self, *, resume: bool) -> None:
@@ -139,8 +136,10 @@ class _Run:
         trained = self.detach(trainer)
         after = self.measure(trained, "after")
         self.save(trained)
+        self.objective.save_extra(trainer, self.folder.path)
         metrics = self.folder.update_metrics(
             **after,
+            measured={"shown": self.objective.shown, "higher_is_better": self.objective.higher_is_better},
             plan=self.prepared.plan.as_dict(),
             data=_data_metrics(self.prepared),
             training={"seconds": time.monotonic() - self.started, **result.metrics},
@@ -155,59 +154,53 @@ class _Run:
         show_next(self.console, self.folder, pushed=self.recipe.hub is not None)
 
     def load(self) -> Any:
-        """The weights; an import is compared with the stock class."""
-        from ..modeling.interop import ConversionError
-        from .models import compare_with_stock, load_model, require_equal
+        """The weights, under the objective's head; an import is compared with the stock class."""
+        from .models import load_model, with_head
 
-        model, family = load_model(self.recipe.model, self.prepared.config, seed=self.prepared.arguments.seed)
+        config, seed, head = self.prepared.config, self.prepared.arguments.seed, self.objective.head
+        model, family = load_model(self.recipe.model, config, seed=seed, head=head)
+        self.verify(model, family)
+        return with_head(model, config, head, seed=seed)
+
+    def verify(self, model: Any, family: str) -> None:
+        """Compare an imported model with the stock class."""
+        from ..modeling.interop import ConversionError
+        from .models import compare_with_stock, require_equal
+
         if self.recipe.model.verify_import and family != model.config.model_type:
             try:
                 comparison = compare_with_stock(model, self.tokenizer)
             except ConversionError as error:  # model.config asks for what the stock class does not have
                 self.console.print(f"Imported {family}; not compared with the stock class: {error}", markup=False)
-                return model
+                return
             said = require_equal(comparison, "the stock class")
             self.console.print(f"Imported {family}; {said}.", markup=False)
             self.folder.update_metrics(import_check={"plain": comparison.plain, "padded": comparison.padded})
-        return model
 
     def measure(self, model: Any, when: str) -> dict[str, Any]:
-        """Held-out loss and sample answers, under `before` or `after`; nothing where no rows are held out."""
-        from .evaluation import held_out_loss, sample_answers
+        """Held-out figures and sample answers, under `before` or `after`; nothing where no rows are held out."""
         from .report import check_finite
 
-        held_out = self.prepared.held_out
+        held_out, rows = self.prepared.held_out, self.prepared.splits.eval
         if held_out is None:
             return {when: {}}
-        options = self.recipe.eval
-        loss = held_out_loss(
-            model, held_out.dataset, pad_token_id=self.tokenizer.pad_token_id, batch_size=options.batch_size
-        )
-        check_finite(loss.loss, f"the held-out loss {when} training")
-        self.console.print(
-            f"Held-out loss {when} training: {loss.loss:.4f} (perplexity {loss.perplexity:.2f}) over "
-            f"{loss.tokens:,} tokens in {loss.rows:,} rows."
-        )
-        rows = self.prepared.splits.eval
-        samples = sample_answers(
-            model, self.tokenizer, rows, count=options.samples, max_new_tokens=options.max_new_tokens
-        )
-        return {when: loss.as_dict(), f"samples_{when}": [asdict(sample) for sample in samples]}
+        figures = self.objective.measure(model, rows, held_out)
+        for name in self.objective.shown:
+            check_finite(figures[name], f"the held-out {name} {when} training")
+        shown = ", ".join(f"{name} {figures[name]:.4f}" for name in self.objective.shown)
+        counted = " and ".join(f"{figures[name]:,} {name}" for name in ("rows", "tokens") if name in figures)
+        self.console.print(f"Held out, {when} training: {shown} ({counted}).")
+        samples = self.objective.samples(model, rows)
+        return {when: figures, f"samples_{when}": [asdict(sample) for sample in samples]}
 
     def train(self, model: Any, *, resume: bool) -> tuple[Any, Any]:
         """The trainer after training, and its result."""
-        from . import sft
         from .adapters import check_trained, check_weights, peft_config
         from .report import check_finite
 
-        trainer = sft.build_trainer(
-            model,
-            self.tokenizer,
-            self.prepared.arguments,
-            self.prepared.train.dataset,
-            self.prepared.held_out.dataset if self.prepared.held_out else None,
-            peft_config(self.recipe.adapter),
-        )
+        held_out = self.prepared.held_out.dataset if self.prepared.held_out else None
+        adapter = peft_config(self.recipe.adapter, self.objective)
+        trainer = self.objective.trainer(model, self.prepared.train.dataset, held_out, adapter)
         checkpoint = str(self.folder.checkpoints[-1]) if resume else None
         for broken, part in self.folder.broken_checkpoints if resume else ():
             self.console.print(f"Warning: {broken.name} is passed over: {part}.", markup=False)
@@ -247,11 +240,8 @@ class _Run:
 
         from .adapters import save_unmerged
         from .models import published_base
-        from .tokenize_sft import stop_ids
 
-        stops = stop_ids(self.tokenizer)
-        model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
-        model.generation_config.pad_token_id = self.tokenizer.pad_token_id
+        self.objective.finish(model)
         folder = self.folder.path
         try:
             if keeps_adapter(self.recipe):
@@ -263,20 +253,28 @@ class _Run:
             raise UserError(f"{folder} cannot be written: {error}. The checkpoints in it are kept") from error
 
     def report(self, metrics: dict[str, Any]) -> None:
-        """Loss curve and model card."""
+        """Curves and model card."""
         from .report import write_card, write_curve
 
-        if self.recipe.logging.plot and metrics["after"]:
-            before = metrics.get("before", {}).get("loss")
-            write_curve(self.folder.path, metrics["history"], before, metrics["after"]["loss"])
+        if self.recipe.logging.plot:
+            write_curve(self.folder.path, metrics)
         model = self.recipe.model
         base = {
             "name": model.path or f"a new {model.preset}",
             "hub_id": hub_id(model),
             "adapter": self.recipe.adapter.kind,
             "objective": self.recipe.objective.kind,
+            "auto_class": self.auto_class,
         }
         write_card(self.folder.path, self.recipe.to_yaml(), base, metrics)
+
+    @property
+    def auto_class(self) -> str:
+        """The Auto class that opens what is saved."""
+        from ..modeling import HEADS
+        from .models import auto_class_of
+
+        return auto_class_of(HEADS[self.objective.head].__name__) or "AutoModel"
 
     def open_again(self, metrics: dict[str, Any]) -> None:
         """Open the saved folder as anybody would; it must measure what the trained model measured.
@@ -284,22 +282,17 @@ class _Run:
         Raises:
             UserError: it does not.
         """
-        from .evaluation import held_out_loss
         from .models import load_pretrained
 
-        model = load_pretrained(str(self.folder.path))
+        model = load_pretrained(str(self.folder.path), auto_class=self.auto_class)
         if self.prepared.held_out is None:
             return
-        again = held_out_loss(
-            model,
-            self.prepared.held_out.dataset,
-            pad_token_id=self.tokenizer.pad_token_id,
-            batch_size=self.recipe.eval.batch_size,
-        )
-        if abs(again.loss - metrics["after"]["loss"]) > 1e-4:
+        again = self.objective.measure(model, self.prepared.splits.eval, self.prepared.held_out)
+        if not self.objective.reproduced(again, metrics["after"]):
+            name = self.objective.shown[0]
             raise UserError(
-                f"{self.folder.path} does not hold what was trained: opened again its held-out loss is "
-                f"{again.loss:.4f}, not {metrics['after']['loss']:.4f}. Please report this"
+                f"{self.folder.path} does not hold what was trained: opened again its held-out {name} is "
+                f"{again[name]:.4f}, not {metrics['after'][name]:.4f}. Please report this"
             )
 
     def push(self) -> None:

@@ -38,6 +38,8 @@ DATA_FIELDS = (
     "output",
     "system",
 )
+# Forms of rows, see `data.load_splits`.
+FORMATS = ("prompt-completion", "messages", "text")
 _PACKAGE = re.compile(r"package:[A-Za-z_]\w*/[^/\s][^\n]*")
 
 
@@ -130,7 +132,7 @@ class DataSection(Section):
     """`data`: what it is trained on. `eval_fraction` is 0 where `eval_source` names held-out data."""
 
     source: Source
-    format: Literal["auto", "prompt-completion", "messages", "text"] = "auto"
+    format: Literal[("auto", *FORMATS)] = "auto"  # type: ignore[valid-type]
     columns: Annotated[dict[str, str], AfterValidator(_columns)] = Field(default_factory=dict)
     on_bad_row: Literal["error", "skip"] = "error"
     max_rows: Annotated[int, Field(ge=1)] | None = None
@@ -175,18 +177,32 @@ class HubSection(Section):
 # Sections whose `kind` decides what else they hold
 
 
-class NoAdapter(Section):
-    kind: Literal["none"] = "none"
+class AdapterSection(Section):
+    """`adapter`: what is trained beside the frozen weights, or in their place.
+
+    Attributes:
+        merge: the result is one model with the adapter's change added to its weights.
+    """
+
+    kind: str = "none"
+    merge: bool = True
 
     def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for PEFT's config class."""
         return {}
 
 
-class LoraAdapter(Section):
+class NoAdapter(AdapterSection):
+    """`adapter: {kind: none}`: every weight is trained."""
+
+    kind: Literal["none"] = "none"
+    merge: ClassVar[bool] = True  # type: ignore[misc]  # nothing to choose
+
+
+class LoraAdapter(AdapterSection):
     """`adapter: {kind: lora}`; the fields of `peft.LoraConfig` are added by `adapter_model`."""
 
     kind: Literal["lora"] = "lora"
-    merge: bool = True
     target_modules: list[str] | str = "all-linear"
 
     def arguments(self) -> dict[str, Any]:
@@ -196,7 +212,13 @@ class LoraAdapter(Section):
         return {"target_modules": self.target_modules} | {k: v for k, v in plain.items() if k not in ("kind", "merge")}
 
 
-class SftObjective(Section):
+class ObjectiveSection(Section):
+    """`objective`: what is learned."""
+
+    kind: str = "sft"
+
+
+class SftObjective(ObjectiveSection):
     """`objective: {kind: sft}`: supervised fine-tuning."""
 
     kind: Literal["sft"] = "sft"
@@ -209,6 +231,8 @@ class Kind:
 
     Attributes:
         section: the model of our own keys.
+        code: of an objective, `module:Class` in `recipes/objectives/`.
+        shapes: of an objective, the architectures that it can train.
         config: (module, class) of the library class that takes the rest: of the adapter section itself, or of the
             `train` section for an objective.
         refused: that class's fields a recipe must not set -> the remedy.
@@ -217,6 +241,8 @@ class Kind:
 
     section: type[Section]
     config: tuple[str, str] | None = None
+    code: str = ""
+    shapes: tuple[str, ...] = ("decoder",)
     refused: dict[str, str] = field(default_factory=dict)
     types: dict[str, Any] = field(default_factory=dict)
 
@@ -280,6 +306,7 @@ OBJECTIVES = {
     "sft": Kind(
         SftObjective,
         ("trl.trainer.sft_config", "SFTConfig"),
+        code="sft:SupervisedTuning",
         refused=_SFT_REFUSED,
         types={"log_level_replica": _LOG_LEVELS},
     ),
@@ -434,8 +461,8 @@ def _train(value: Any, info: Any) -> dict[str, Any]:
     """Check the keys and keep them as given: `10` must not become `10.0` where the class says float."""
     if not isinstance(value, dict):
         raise _wrong(f"must be a mapping, found {kind_of(value)}")
-    objective = info.data.get("objective", SftObjective()) if info.data else SftObjective()
-    train_model(objective.kind).model_validate(value)
+    objective = info.data.get("objective") if info.data else None
+    train_model(objective.kind if objective else DEFAULT_KIND["objective"]).model_validate(value)
     return value
 
 
@@ -443,9 +470,9 @@ class Recipe(StrictModel):
     """A checked recipe. `train` holds the trainer's arguments as given, `output_dir` always among them."""
 
     model: ModelSection
-    adapter: Annotated[SerializeAsAny[NoAdapter | LoraAdapter], _by_kind("adapter")] = Field(default_factory=NoAdapter)
+    adapter: Annotated[SerializeAsAny[AdapterSection], _by_kind("adapter")] = Field(default_factory=NoAdapter)
     data: DataSection
-    objective: Annotated[SerializeAsAny[SftObjective], _by_kind("objective")] = Field(default_factory=SftObjective)
+    objective: Annotated[SerializeAsAny[ObjectiveSection], _by_kind("objective")] = Field(default_factory=SftObjective)
     train: Annotated[dict[str, Any], PlainValidator(_train)]
     eval: EvalSection = Field(default_factory=EvalSection)
     logging: LoggingSection = Field(default_factory=LoggingSection)
@@ -461,10 +488,8 @@ class Recipe(StrictModel):
     def to_yaml(self) -> str:
         """The resolved recipe: our own sections in full, `train` and `adapter` with the keys given."""
         data = self.model_dump(exclude={"adapter"})
-        if isinstance(self.adapter, LoraAdapter):
-            adapter: dict[str, Any] = {"kind": "lora", "merge": self.adapter.merge, **self.adapter.arguments()}
-        else:
-            adapter = {"kind": self.adapter.kind}
+        own = {name: getattr(self.adapter, name) for name in self.adapter.own}
+        adapter = {"kind": own.pop("kind")} | own | self.adapter.arguments()
         if data["hub"] is None:
             del data["hub"]
         order = [name for name in type(self).model_fields if name in data or name == "adapter"]

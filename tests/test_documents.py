@@ -149,21 +149,12 @@ class Shell:
     def halt(self, words: list[str]) -> None:
         """Begin the run that `--resume` goes on with: interrupted, as by Ctrl-C, after its first checkpoint."""
         code = """
-from transformers import TrainerCallback
-import anyformer.recipes.sft as sft
+from anyformer.recipes.progress import TrainingProgress
 
-class Halt(TrainerCallback):
-    def on_save(self, args, state, control, **kwargs):
-        raise KeyboardInterrupt
+def halt(*args, **kwargs):
+    raise KeyboardInterrupt
 
-build = sft.build_trainer
-
-def build_and_halt(*arguments):
-    trainer = build(*arguments)
-    trainer.add_callback(Halt)
-    return trainer
-
-sft.build_trainer = build_and_halt
+TrainingProgress.on_save = halt
 from anyformer.scripts.cli import main
 main()
 """

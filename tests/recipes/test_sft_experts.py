@@ -3,8 +3,10 @@
 import pytest
 import torch
 from datasets import Dataset
+from trl import SFTTrainer
 
-from anyformer.recipes.sft import build_trainer, training_arguments
+from anyformer.recipes.arguments import training_arguments
+from anyformer.recipes.objectives.trainers import built, train_routers
 
 
 @pytest.fixture
@@ -15,9 +17,13 @@ def trainer_of(tiny, tiny_checkpoint, tmp_path):
         model = tiny(num_experts=4, num_experts_per_tok=2, **fields).train()
         rows = [{"input_ids": list(range(3, 3 + n)), "labels": list(range(3, 3 + n))} for n in (7, 11)]
         train = {"output_dir": str(tmp_path), "max_steps": steps, "per_device_train_batch_size": 2, "use_cpu": True}
-        arguments = training_arguments(train | {"bf16": False, "gradient_checkpointing": False, "save_strategy": "no"})
+        train |= {"bf16": False, "gradient_checkpointing": False, "save_strategy": "no"}
+        arguments = training_arguments(("trl", "SFTConfig"), train)
         tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
-        return build_trainer(model, tokenizer, arguments, Dataset.from_list(rows), None, None), model
+        data = {"train_dataset": Dataset.from_list(rows), "eval_dataset": None, "processing_class": tokenizer}
+        trainer = built(SFTTrainer, model, arguments, **data)
+        train_routers(trainer, model)
+        return trainer, model
 
     return build
 

@@ -1,0 +1,58 @@
+"""The trainers' own config classes, filled from a recipe's `train` section and from what the machine decides."""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+
+def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "TrainingArguments":
+    """The trainer's config for a recipe's `train` section.
+
+    What the recipe leaves open and the machine decides: bf16 mixed precision only where the processor multiplies
+    bf16 faster than fp32, pinned memory only beside a GPU.
+
+    Args:
+        where: module and name of the config class.
+
+    Raises:
+        UserError: values that the trainer's own config refuses.
+    """
+    import torch
+
+    module, name = where
+    gpu = torch.cuda.is_available()
+    values: dict[str, Any] = {"dataloader_pin_memory": gpu, "report_to": "none", "disable_tqdm": False}
+    values["logging_nan_inf_filter"] = False  # a loss that is not a number must be seen, not averaged away
+    if "bf16" not in train and not train.get("fp16"):
+        values["bf16"] = torch.cuda.is_bf16_supported() if gpu else _cpu_has_amx()
+    try:
+        arguments = getattr(importlib.import_module(module), name)(**(values | train))
+        _try_optimizer_and_schedule(arguments)
+    except (ValueError, TypeError, ImportError) as error:
+        raise UserError(f"train: {error}") from error
+    return arguments
+
+
+def _try_optimizer_and_schedule(arguments: "TrainingArguments") -> None:
+    """The trainer would find a missing package or a wrong keyword only once the weights are loaded."""
+    import torch
+    from transformers import Trainer, get_scheduler
+
+    Trainer.get_optimizer_cls_and_kwargs(arguments)
+    get_scheduler(
+        arguments.lr_scheduler_type,
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
+        num_warmup_steps=1,
+        num_training_steps=10,
+        scheduler_specific_kwargs=arguments.lr_scheduler_kwargs or {},  # type: ignore[arg-type]  # a dict by now
+    )
+
+
+def _cpu_has_amx() -> bool:
+    flags = Path("/proc/cpuinfo")
+    return flags.is_file() and "amx_bf16" in flags.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,124 @@
+"""What every objective answers: which rows it reads, which head it trains, with which trainer, and how it measures."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from ...modeling import AnyformerConfig
+    from ..data import Splits
+    from ..evaluation import Sample
+    from ..schema import Recipe
+    from ..tokenize_sft import TokenizationReport, TokenizedData
+
+Row = dict[str, Any]
+
+
+class Objective:
+    """One run's objective.
+
+    A subclass says what it needs as class attributes and overrides the methods below in the order in which a run
+    calls them: `configure` and `prepare` before a weight is loaded, `trainer`, `measure`, `samples` and `finish` with
+    the model.
+
+    Attributes:
+        head: key of `modeling.HEADS`: what is trained and saved.
+        formats: forms of rows it reads, see `data.load_splits`.
+        task_type: PEFT's name for the head.
+        shown: names of the held-out figures, in the order of the tables; the first is the one training must move.
+        higher_is_better: of that first figure.
+    """
+
+    head: ClassVar[str] = "causal_lm"
+    formats: ClassVar[tuple[str, ...]] = ()
+    task_type: ClassVar[str] = "CAUSAL_LM"
+    shown: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
+    higher_is_better: ClassVar[bool] = False
+
+    def __init__(self, recipe: "Recipe", arguments: Any, config: "AnyformerConfig", tokenizer: Any) -> None:
+        self.recipe, self.arguments, self.config, self.tokenizer = recipe, arguments, config, tokenizer
+
+    @property
+    def options(self) -> Any:
+        """The recipe's `objective` section."""
+        return self.recipe.objective
+
+    @property
+    def max_length(self) -> int:
+        """The longest row in tokens: the trainer's or the section's own setting, else the model's longest.
+
+        Raises:
+            UserError: it is beyond the model's positions.
+        """
+        where = "train" if hasattr(self.arguments, "max_length") else "objective"
+        limit = getattr(self.arguments if where == "train" else self.options, "max_length", None)
+        return checked_length(limit, f"{where}.max_length", self.config)
+
+    def configure(self, splits: "Splits") -> None:
+        """Write into the config what only the data tell, such as the number of labels."""
+
+    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+        """Rows to a data set that the trainer takes, and what became of them.
+
+        Raises:
+            UserError: rows that cannot be used, or none left.
+        """
+        raise NotImplementedError
+
+    def sequences(self, report: "TokenizationReport") -> int:
+        """What a batch is counted in, of one epoch: rows, unless they are packed."""
+        return report.rows_kept
+
+    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
+        """Some rows as text, what is trained on between ⟦ and ⟧."""
+        from ..tokenize_sft import decode_preview
+
+        return decode_preview(prepared, self.tokenizer, n=count)
+
+    def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
+        """The trainer; `adapter` is a PEFT config to attach, or None."""
+        raise NotImplementedError
+
+    def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
+        """Figures on held-out rows, `shown` among them, and "rows"; the same model gives the same figures."""
+        raise NotImplementedError
+
+    def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
+        """Answers to look at; by default the greedy ones to held-out prompts."""
+        from ..evaluation import sample_answers
+
+        options = self.recipe.eval
+        return sample_answers(model, self.tokenizer, rows, count=options.samples, max_new_tokens=options.max_new_tokens)
+
+    def finish(self, model: Any) -> None:
+        """Last changes before the model is saved: a model that generates stops where its training data do."""
+        from ..tokenize_sft import stop_ids
+
+        if self.head in ("causal_lm", "seq2seq_lm"):
+            stops = stop_ids(self.tokenizer)
+            model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
+            model.generation_config.pad_token_id = self.tokenizer.pad_token_id
+
+    def save_extra(self, trainer: Any, folder: Any) -> None:
+        """Write beside the model what belongs to the result and is no part of the model, such as a value head."""
+
+    def reproduced(self, again: dict[str, float], after: dict[str, float]) -> bool:
+        """Whether the saved model, opened again, measures what the trained one did."""
+        name = self.shown[0]
+        return abs(again[name] - after[name]) <= 1e-4
+
+
+def checked_length(limit: int | None, where: str, config: "AnyformerConfig") -> int:
+    """`limit`, or the model's longest where it is None.
+
+    Raises:
+        UserError: the limit is beyond the model's positions.
+    """
+    longest = config.max_position_embeddings
+    if limit is not None and limit > longest:
+        raise UserError(
+            f"{where} is {limit}, but the model has positions for {longest} tokens: lower it, or scale the rotary "
+            "embedding in model.config.rope_parameters"
+        )
+    return limit or longest
