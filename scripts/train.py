@@ -8,7 +8,7 @@ import typer
 def command(
     recipe: Annotated[
         str,
-        typer.Argument(metavar="RECIPE", help="A YAML file, or a shipped recipe's name (see `anyformer recipes`)."),
+        typer.Argument(metavar="RECIPE", help="A YAML file, or a shipped recipe's name (see `anyformer list`)."),
     ],
     overrides: Annotated[
         list[str] | None,
