@@ -114,7 +114,7 @@ def tokenizer(folder):
 
 
 def test_a_temperature_that_overflows_is_refused(folder):
-    with pytest.raises(UserError, match="at least 0.01"):
+    with pytest.raises(UserError, match=r"at least 0\.01"):
         chat(str(folder), temperature=1e-9, read=lambda prompt: "/exit")
 
 
