@@ -47,7 +47,7 @@ def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: in
 
     rows = sorted((dict(row) for row in dataset), key=lambda row: len(row["input_ids"]))
     total, count = 0.0, 0
-    with _evaluation(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for start in range(0, len(rows), batch_size):
             batch, labels = _padded(rows[start : start + batch_size], pad_token_id, model.device)
             logits = model(**batch, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
@@ -69,7 +69,7 @@ def sample_answers(
 
     chosen = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
     samples = []
-    with _evaluation(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for row in chosen:
             prompt, reference, ids = _prompt(row, tokenizer)
             room = model.config.max_position_embeddings - len(ids)
@@ -119,7 +119,7 @@ def _padded(rows: list[dict[str, Any]], pad_token_id: int, device: Any) -> "tupl
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}, labels.to(device)
 
 
-class _evaluation:
+class evaluating:
     """Evaluation mode, and back to what it was."""
 
     def __init__(self, model: Any) -> None:

@@ -101,7 +101,7 @@ def prepare(recipe: Recipe) -> Prepared:
     entry = OBJECTIVES[recipe.objective.kind]
     assert entry.config is not None
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
-    arguments = training_arguments(entry.config, recipe.train | output)
+    arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
     config, tokenizer = config_and_tokenizer(recipe.model, entry.shapes)
     objective = objective_class(recipe.objective.kind)(recipe, arguments, config, tokenizer)
     splits = load_splits(recipe.data)
@@ -206,8 +206,8 @@ class _Run:
         adapter = peft_config(self.recipe.adapter, self.objective)
         trainer = self.objective.trainer(model, self.prepared.train.dataset, held_out, adapter)
         checkpoint = self.folder.checkpoints[-1] if resume else None
-        trainer.add_callback(FlightChecks(checkpoint, self.warn))
-        if check:
+        trainer.add_callback(FlightChecks(checkpoint, self.warn, not self.objective.samples_its_data))
+        if check and not self.objective.samples_its_data:
             for name, outcome in (done := thorough_checks(trainer)).items():
                 self.console.print(f"Check: {name}: {outcome}.", markup=False)
             self.folder.update_metrics(checks=done)

@@ -28,6 +28,7 @@ class Objective:
         task_type: PEFT's name for the head.
         shown: names of the held-out figures, in the order of the tables; the first is the one training must move.
         higher_is_better: of that first figure.
+        samples_its_data: it trains on answers that the model gives, so a step may hold nothing to learn.
     """
 
     head: ClassVar[str] = "causal_lm"
@@ -35,6 +36,7 @@ class Objective:
     task_type: ClassVar[str] = "CAUSAL_LM"
     shown: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     higher_is_better: ClassVar[bool] = False
+    samples_its_data: ClassVar[bool] = False
 
     def __init__(self, recipe: "Recipe", arguments: Any, config: "AnyformerConfig", tokenizer: Any) -> None:
         self.recipe, self.arguments, self.config, self.tokenizer = recipe, arguments, config, tokenizer
