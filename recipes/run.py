@@ -101,7 +101,7 @@ def prepare(recipe: Recipe) -> Prepared:
             f"train.max_length is {limit}, but the model has positions for {config.max_position_embeddings} tokens: "
             "lower it, or scale the rotary embedding in model.config.rope_parameters"
         )
-    splits = load_splits(recipe.data)
+    splits = load_splits(recipe.data, accepts=("messages", "prompt-completion", "text"))
     options: dict[str, Any] = {
         "max_length": limit or config.max_position_embeddings,
         "loss_on": recipe.objective.loss_on,

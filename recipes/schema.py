@@ -37,6 +37,13 @@ DATA_FIELDS = (
     "input",
     "output",
     "system",
+    "chosen",
+    "rejected",
+    "label",
+    "tokens",
+    "tags",
+    "source",
+    "target",
 )
 _PACKAGE = re.compile(r"package:[A-Za-z_]\w*/[^/\s][^\n]*")
 
