@@ -21,7 +21,7 @@ ANSWERS = ("completion", "chosen", "rejected")
 class PolicyOptimisation(Objective):
     """What all of them share: prompts, rewards, and the reward of greedy answers to held-out prompts."""
 
-    formats = ("prompt", "prompt-completion", "preference")
+    formats = ("prompt",)  # those of richer rows too, whose other columns the rewards can read
     shown = ("reward", "length", "stopped")
     higher_is_better = True
     samples_its_data = True
