@@ -109,7 +109,7 @@ WRONG_VALUES = [
     ("objective: []", "objective: must be a mapping, found a list"),
     ("adapter: {kind: lorra}", "adapter.kind: must be none or lora, found 'lorra'; did you mean 'lora'?"),
     ("adapter: {kind: [lora]}", "adapter.kind: must be none or lora, found a list"),
-    ("objective: {kind: dpo}", "objective.kind: must be sft, found 'dpo'"),
+    ("objective: {kind: sfft}", "found 'sfft'; did you mean 'sft'?"),
     ("objective: {loss_on: prompt}", "objective.loss_on: must be completion or all, found 'prompt'"),
     ("adapter: {kind: lora, r: 0}", "adapter.r: must be at least 1, found 0"),
     ("adapter: {kind: lora, lora_dropout: 1}", "adapter.lora_dropout: must be below 1, found 1"),
@@ -189,7 +189,7 @@ COMBINATIONS = [
     (model_section("{preset: smollm2-135m}"), "model.preset: a preset has no tokenizer"),
     (model_section("{preset: smollm2-135, tokenizer: a/b}"), "no such preset; did you mean smollm2-135m?"),
     (model_section("{path: ''}"), "model.path: is empty"),
-    (model_section("{path: 'package:x'}"), "model.path: must read package:<import_package>/<file>"),
+    (model_section("{path: 'package:x'}"), "model.path: must read package:<import_package>/<file or folder>"),
     (
         model_section("{path: a/b, config: {hiden_size: 3}}"),
         "model.config.hiden_size: unknown key; did you mean 'hidden_size'?",
