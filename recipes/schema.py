@@ -84,6 +84,7 @@ def _repo(value: str) -> str:
     return value
 
 
+Role = Literal["system", "user", "assistant"]
 PathText = Annotated[str, AfterValidator(_model_path)]
 Source = Annotated[str | list[str], AfterValidator(_source)]
 
@@ -222,7 +223,33 @@ class SftObjective(ObjectiveSection):
     """`objective: {kind: sft}`: supervised fine-tuning."""
 
     kind: Literal["sft"] = "sft"
-    loss_on: Literal["completion", "all"] = "completion"
+    loss_on: Literal["completion", "assistant", "all"] | Annotated[list[Role], Field(min_length=1)] = "completion"
+
+
+def _rewards(value: Any) -> Any:
+    from .rewards import reward_problem
+
+    for name in value if isinstance(value, list) else [value]:
+        if problem := reward_problem(name):
+            raise _wrong(problem)
+    return value
+
+
+Rewards = Annotated[str | Annotated[list[str], Field(min_length=1)], AfterValidator(_rewards)]
+
+
+class GrpoObjective(ObjectiveSection):
+    """`objective: {kind: grpo}`: policy optimisation over groups of answers (arXiv:2402.03300)."""
+
+    kind: Literal["grpo"] = "grpo"
+    reward: Rewards
+
+
+class RlooObjective(ObjectiveSection):
+    """`objective: {kind: rloo}`: REINFORCE, leave one out (arXiv:2402.14740)."""
+
+    kind: Literal["rloo"] = "rloo"
+    reward: Rewards
 
 
 class PretrainObjective(ObjectiveSection):
@@ -268,6 +295,7 @@ class Kind:
         config: (module, class) of the library class that takes the rest: of the adapter section itself, or of the
             `train` section for an objective.
         refused: that class's fields a recipe must not set -> the remedy.
+        defaults: that class's fields which the suite sets.
         types: types that replace those the source declares.
     """
 
@@ -276,6 +304,7 @@ class Kind:
     code: str = ""
     shapes: tuple[str, ...] = ("decoder",)
     refused: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     types: dict[str, Any] = field(default_factory=dict)
 
 
@@ -362,6 +391,7 @@ OBJECTIVES = {
         code="lm:MaskedLanguageModel",
         shapes=("encoder",),
         refused=_PLAIN_REFUSED,
+        defaults={"remove_unused_columns": False},  # the collator reads columns that the model does not know
         types={"log_level_replica": _LOG_LEVELS},
     ),
     "mlm-nsp": Kind(
@@ -370,6 +400,31 @@ OBJECTIVES = {
         code="lm:MaskedAndNextSentence",
         shapes=("encoder",),
         refused=_PLAIN_REFUSED,
+        defaults={"remove_unused_columns": False},  # the collator reads columns that the model does not know
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+}
+_POLICY_REFUSED = _TRAINER_REFUSED | {
+    "trust_remote_code": "is model.trust_remote_code",
+    "model_init_kwargs": "is not used: see the model: section (dtype, attn_implementation, revision, config)",
+    "remove_unused_columns": "is set by the suite: rewards read the columns; remove it",
+    "disable_dropout": "is set by the suite: dropout would part policy and reference at the first step; remove it",
+}
+OBJECTIVES |= {
+    "grpo": Kind(
+        GrpoObjective,
+        ("trl.trainer.grpo_config", "GRPOConfig"),
+        code="policy:GroupedPolicy",
+        refused=_POLICY_REFUSED,
+        defaults={"disable_dropout": True},
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "rloo": Kind(
+        RlooObjective,
+        ("trl.trainer.rloo_config", "RLOOConfig"),
+        code="policy:GroupedPolicy",
+        refused=_POLICY_REFUSED,
+        defaults={"disable_dropout": True},
         types={"log_level_replica": _LOG_LEVELS},
     ),
 }

@@ -117,7 +117,6 @@ class MaskedLanguageModel(Objective):
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from ..masking import count_epochs
 
-        self.arguments.remove_unused_columns = False  # the collator needs columns that the model does not know
         trainer = plain_trainer(
             model,
             self.arguments,

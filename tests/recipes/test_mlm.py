@@ -325,6 +325,13 @@ def test_pairs_are_learned_and_measured(recipe):
 
 
 @pytest.mark.parametrize("kind", ["mlm", "mlm-nsp"])
+def test_accumulation_does_not_change_the_gradient(recipe, kind):
+    overrides = (f"objective.kind={kind}", "train.max_steps=3")
+    checks = metrics_of(run_recipe(recipe(*overrides), check=True))["checks"]
+    assert checks["accumulated gradients equal those of one batch"] == "passed"
+
+
+@pytest.mark.parametrize("kind", ["mlm", "mlm-nsp"])
 def test_resume_is_bit_equal(recipe, tmp_path, monkeypatch, kind):
     """Stopped at step 17 of 24 in the middle of the fourth epoch: the same tokens are hidden after it."""
     from anyformer.recipes.progress import TrainingProgress

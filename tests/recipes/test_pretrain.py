@@ -276,6 +276,13 @@ def test_resume_is_bit_equal(recipe, tmp_path, monkeypatch, packing):
     assert all(torch.equal(expected[name], got[name]) for name in expected)
 
 
+def test_the_checks_of_a_run_see_documents_and_accumulation(recipe):
+    longer = ("model.config={max_position_embeddings: 192}", "objective.max_length=192")  # rows of several texts
+    overrides = ("objective.packing=documents", "train.max_steps=3", *longer)
+    checks = metrics_of(run_recipe(recipe(*overrides), check=True))["checks"]
+    assert set(checks.values()) == {"passed"} and len(checks) == 2
+
+
 def test_a_block_beyond_the_models_positions_is_refused(recipe):
     with pytest.raises(UserError, match=r"objective.max_length is 65, but the model has positions for 64"):
         run_recipe(recipe("objective.max_length=65"))
