@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from .introspection import StrictModel, class_constant, class_fields
+from .row_formats import FORMATS
 from .yaml_tree import kind_of, write_yaml
 
 # Our field names that `data.columns` can map a file's columns to.
@@ -37,9 +38,15 @@ DATA_FIELDS = (
     "input",
     "output",
     "system",
+    "chosen",
+    "rejected",
+    "margin",
+    "label",
+    "tokens",
+    "tags",
+    "source",
+    "target",
 )
-# Forms of rows, see `data.load_splits`.
-FORMATS = ("prompt-completion", "messages", "text")
 _PACKAGE = re.compile(r"package:[A-Za-z_]\w*/[^/\s][^\n]*")
 
 
@@ -245,6 +252,13 @@ class GrpoObjective(ObjectiveSection):
     reward: Rewards
 
 
+class PpoObjective(ObjectiveSection):
+    """`objective: {kind: ppo}`: proximal policy optimisation (arXiv:1707.06347)."""
+
+    kind: Literal["ppo"] = "ppo"
+    reward: Rewards
+
+
 class RlooObjective(ObjectiveSection):
     """`objective: {kind: rloo}`: REINFORCE, leave one out (arXiv:2402.14740)."""
 
@@ -417,6 +431,17 @@ OBJECTIVES |= {
         code="policy:GroupedPolicy",
         refused=_POLICY_REFUSED,
         defaults={"disable_dropout": True},
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "ppo": Kind(
+        PpoObjective,
+        ("anyformer.recipes.ppo_config", "PPOConfig"),
+        code="policy:ProximalPolicy",
+        refused=_POLICY_REFUSED
+        | {
+            "eval_strategy": "is not offered: the reward on held-out prompts is measured before and after; remove it",
+            "max_prompt_length": "is not needed: prompts without room for an answer are counted and left out; remove it",
+        },
         types={"log_level_replica": _LOG_LEVELS},
     ),
     "rloo": Kind(

@@ -1,4 +1,4 @@
-"""Objectives `grpo` and `rloo`: a policy that answers prompts and learns from the rewards of its own answers."""
+"""Objectives `grpo`, `rloo` and `ppo`: a policy that answers prompts and learns from the rewards of its own answers."""
 
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ ANSWERS = ("completion", "chosen", "rejected")
 class PolicyOptimisation(Objective):
     """What all of them share: prompts, rewards, and the reward of greedy answers to held-out prompts."""
 
-    formats = ("prompt", "prompt-completion", "preference")
+    formats = ("prompt",)  # those of richer rows too, whose other columns the rewards can read
     shown = ("reward", "length", "stopped")
     higher_is_better = True
     samples_its_data = True
@@ -170,6 +170,56 @@ class GroupedPolicy(PolicyOptimisation):
         return built(
             kind, model, self.arguments, reward_funcs=self.rewards(), processing_class=self.tokenizer, **options
         )
+
+
+class ProximalPolicy(PolicyOptimisation):
+    """Proximal policy optimisation with a value head and a penalty on the divergence from the start: `recipes/ppo`."""
+
+    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+        prepared = super().prepare(rows)
+        ids = [encode_prompt(prompt, self.tokenizer) for prompt in prepared.dataset["prompt"]]
+        return prepared._replace(dataset=prepared.dataset.add_column("prompt_ids", ids))
+
+    def sequences(self, report: "TokenizationReport") -> int:
+        return report.rows_kept
+
+    def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
+        from transformers import set_seed
+
+        from ..adapters import attach
+        from ..ppo import PPOTrainer
+
+        self.finish(model)
+        set_seed(self.arguments.seed)
+        policy = model if adapter is None else attach(model, adapter)
+        rewards = [_of_texts(reward) for reward in self.rewards()]
+        return built(
+            PPOTrainer,
+            policy,
+            self.arguments,
+            train_dataset=train,
+            processing_class=self.tokenizer,
+            reward=rewards,
+        )
+
+    def save_extra(self, trainer: Any, folder: Any) -> None:
+        """The value head, from which another run of PPO could go on; the policy does not need it."""
+        from safetensors.torch import save_file
+
+        from ..ppo.trainer import VALUE_HEAD
+
+        weights = {name: tensor.contiguous().cpu() for name, tensor in trainer.value_head.state_dict().items()}
+        save_file(weights, folder / VALUE_HEAD)
+
+
+def _of_texts(reward: "Reward") -> Any:
+    """A reward as PPO calls it: with token ids first."""
+
+    def score(prompts_ids: Any, completions_ids: Any, texts: list[str], *, prompt: list[Any], **columns: Any) -> Any:
+        return reward(prompt, texts, **columns)
+
+    score.__name__ = reward.__name__
+    return score
 
 
 def render_prompt(prompt: Any, tokenizer: Any) -> str:

@@ -109,8 +109,11 @@ WRONG_VALUES = [
     ("objective: []", "objective: must be a mapping, found a list"),
     ("adapter: {kind: lorra}", "adapter.kind: must be none or lora, found 'lorra'; did you mean 'lora'?"),
     ("adapter: {kind: [lora]}", "adapter.kind: must be none or lora, found a list"),
-    ("objective: {kind: sfft}", "found 'sfft'; did you mean 'sft'?"),
-    ("objective: {loss_on: prompt}", "objective.loss_on: must be completion or all, found 'prompt'"),
+    ("objective: {kind: dpoo}", "found 'dpoo'"),
+    (
+        "objective: {loss_on: prompt}",
+        "objective.loss_on: must be completion, assistant or all, or a list, found 'prompt'",
+    ),
     ("adapter: {kind: lora, r: 0}", "adapter.r: must be at least 1, found 0"),
     ("adapter: {kind: lora, lora_dropout: 1}", "adapter.lora_dropout: must be below 1, found 1"),
     ("adapter: {kind: lora, bias: some}", "adapter.bias: must be none, all or lora_only, found 'some'"),
@@ -319,7 +322,7 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     from transformers.training_args import OptimizerNames, trainer_log_levels
 
     from anyformer.modeling.attention import ALL_ATTENTION_FUNCTIONS
-    from anyformer.recipes import data
+    from anyformer.recipes.row_formats import SHAPES
 
     trainer = class_fields(*schema.OBJECTIVES["sft"].config)
     lora = class_fields(*schema.ADAPTERS["lora"].config)
@@ -332,4 +335,4 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     assert {"eager", *ALL_ATTENTION_FUNCTIONS} >= set(
         schema.ModelSection.model_fields["attn_implementation"].annotation.__args__
     )
-    assert {name for shape in data._SHAPES for name in (*shape.keys, *shape.optional)} == set(schema.DATA_FIELDS)
+    assert {name for shape in SHAPES for name in (*shape.keys, *shape.optional)} == set(schema.DATA_FIELDS)

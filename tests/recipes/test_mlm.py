@@ -132,7 +132,7 @@ def test_rows_that_are_masked_already_are_only_padded(tokenizer):
 
 
 def test_whole_words_are_hidden_with_all_their_tokens(tokenizer):
-    texts = [f"(onetwo, {WORDS[i % 10]}three) fourfive.sixseven" for i in range(60)]
+    texts = [f"(onetwo, {WORDS[i % 10]}{WORDS[i // 10]}) fourfive.sixseven" for i in range(100)]
     data = pieces_of(tokenizer, texts, max_length=64, whole_word=True)
     options = section(whole_word=True, mask_replace_prob=1.0, random_replace_prob=0.0)
     parts = several = 0
