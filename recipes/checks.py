@@ -317,7 +317,7 @@ def _across_model(model: dict[str, Any], given: bool) -> Iterator[Fault]:
     elif preset is not None and model.get("tokenizer") is None:
         yield (
             ("model", "preset"),
-            "a preset has no tokenizer: set model.tokenizer to a Hub id, a folder or a package: file",
+            "a preset has no tokenizer: set model.tokenizer to a Hub id, a folder, a package: file or builtin:bytes",
         )
 
 

@@ -47,7 +47,7 @@ def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: in
 
     rows = sorted((dict(row) for row in dataset), key=lambda row: len(row["input_ids"]))
     total, count = 0.0, 0
-    with _evaluation(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for start in range(0, len(rows), batch_size):
             batch, labels = _padded(rows[start : start + batch_size], pad_token_id, model.device)
             logits = model(**batch, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
@@ -67,10 +67,9 @@ def sample_answers(
 
     from .tokenize_sft import stop_ids
 
-    chosen = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
     samples = []
-    with _evaluation(model), torch.no_grad():
-        for row in chosen:
+    with evaluating(model), torch.no_grad():
+        for row in spread(rows, count):
             prompt, reference, ids = _prompt(row, tokenizer)
             room = model.config.max_position_embeddings - len(ids)
             if room < 1:
@@ -87,6 +86,12 @@ def sample_answers(
             answer = tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True).strip()
             samples.append(Sample(prompt, reference, answer))
     return samples
+
+
+def spread(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """At most `count` rows, spread evenly over all."""
+    count = min(count, len(rows))
+    return [rows[i * len(rows) // count] for i in range(count)]
 
 
 def _prompt(row: dict[str, Any], tokenizer: Any) -> tuple[str, str, list[int]]:
@@ -119,7 +124,7 @@ def _padded(rows: list[dict[str, Any]], pad_token_id: int, device: Any) -> "tupl
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}, labels.to(device)
 
 
-class _evaluation:
+class evaluating:
     """Evaluation mode, and back to what it was."""
 
     def __init__(self, model: Any) -> None:

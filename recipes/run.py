@@ -100,7 +100,8 @@ def prepare(recipe: Recipe) -> Prepared:
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
     arguments = training_arguments(entry.config, recipe.train | output)
     config, tokenizer = config_and_tokenizer(recipe.model, entry.shapes)
-    objective = objective_class(recipe.objective.kind)(recipe, arguments, config, tokenizer)
+    kind = objective_class(recipe.objective.kind, config.architecture)
+    objective = kind(recipe, arguments, config, tokenizer)
     splits = load_splits(recipe.data)
     objective.configure(splits)
     train = objective.prepare(splits.train)
@@ -149,9 +150,10 @@ class _Run:
         self.report(metrics)
         self.open_again(metrics)
         self.folder.update_metrics(finished=True)
-        show_result(self.console, self.folder, metrics)
+        show_result(self.console, self.folder, metrics, self.objective.remarks(metrics))
         self.push()
-        show_next(self.console, self.folder, pushed=self.recipe.hub is not None)
+        chats = self.objective.head == "causal_lm"
+        show_next(self.console, self.folder, chats=chats, pushed=self.recipe.hub is not None)
 
     def load(self) -> Any:
         """The weights, under the objective's head; an import is compared with the stock class."""
