@@ -102,7 +102,7 @@ def prepare(recipe: Recipe) -> Prepared:
     config, tokenizer = config_and_tokenizer(recipe.model, entry.shapes)
     kind = objective_class(recipe.objective.kind, config.architecture)
     objective = kind(recipe, arguments, config, tokenizer)
-    splits = load_splits(recipe.data)
+    splits = load_splits(recipe.data, accepts=kind.formats)
     objective.configure(splits)
     train = objective.prepare(splits.train)
     held_out = objective.prepare(splits.eval) if splits.eval else None

@@ -190,7 +190,7 @@ COMBINATIONS = [
     (model_section("{preset: smollm2-135m}"), "model.preset: a preset has no tokenizer"),
     (model_section("{preset: smollm2-135, tokenizer: a/b}"), "no such preset; did you mean smollm2-135m?"),
     (model_section("{path: ''}"), "model.path: is empty"),
-    (model_section("{path: 'package:x'}"), "model.path: must read package:<import_package>/<file>"),
+    (model_section("{path: 'package:x'}"), "model.path: must read package:<import_package>/<file or folder>"),
     (
         model_section("{path: a/b, config: {hiden_size: 3}}"),
         "model.config.hiden_size: unknown key; did you mean 'hidden_size'?",
@@ -320,7 +320,7 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     from transformers.training_args import OptimizerNames, trainer_log_levels
 
     from anyformer.modeling.attention import ALL_ATTENTION_FUNCTIONS
-    from anyformer.recipes import data
+    from anyformer.recipes.row_formats import SHAPES
 
     trainer = class_fields(*schema.OBJECTIVES["sft"].config)
     lora = class_fields(*schema.ADAPTERS["lora"].config)
@@ -333,4 +333,4 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     assert {"eager", *ALL_ATTENTION_FUNCTIONS} >= set(
         schema.ModelSection.model_fields["attn_implementation"].annotation.__args__
     )
-    assert {name for shape in data._SHAPES for name in (*shape.keys, *shape.optional)} == set(schema.DATA_FIELDS)
+    assert {name for shape in SHAPES for name in (*shape.keys, *shape.optional)} == set(schema.DATA_FIELDS)
