@@ -1,5 +1,6 @@
 """Objective `classify`: a class, several labels or a value for each text."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,8 @@ class TextClassification(Labelled):
         check_smoothing(self.arguments, self.config)
         self.set_start_token()
         problem = self.options.problem
-        for row in [*splits.train, *splits.eval]:
-            _check_label(row["label"], problem)
-        train, held_out = ([row["label"] for row in rows] for rows in (splits.train, splits.eval))
+        labels: Any = ([_checked(row["label"], problem) for row in rows] for rows in (splits.train, splits.eval))
+        train, held_out = labels
         if problem == "single-label":
             self.shown = ("accuracy", "macro_f1", "loss", "majority_share")
             self.adopt(train, held_out, "single_label_classification")
@@ -80,7 +80,7 @@ class TextClassification(Labelled):
             return self.numbers[self.name_of(label)]  # type: ignore[arg-type]
         if isinstance(label, list):
             return [float(name in label) for name in self.names]
-        return float(label)
+        return _checked(label, "regression")
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
@@ -146,15 +146,28 @@ class TextClassification(Labelled):
         return f"{self.names[best]} ({logits.softmax(-1)[best].item():.0%})"
 
 
-def _check_label(label: Label, problem: str) -> None:
-    """Raises:
-    UserError: a label of another kind than the problem has.
+def _checked(label: Label, problem: str) -> Label:
+    """The label as the problem has it.
+
+    Raises:
+        UserError: it is of another kind.
     """
-    kind = "several labels" if isinstance(label, list) else "a number with a fraction"
-    if problem == "single-label" and isinstance(label, list | float):
-        right = "multi-label" if isinstance(label, list) else "regression"
-        raise UserError(f"objective.problem: the rows have {kind} each: set it to {right}")
-    if problem == "multi-label" and not isinstance(label, list):
+    if problem == "single-label":
+        if isinstance(label, list):
+            raise UserError("objective.problem: the label of a row is a list: set it to multi-label")
+        if not isinstance(label, str) and (label < 0 or isinstance(label, float)):
+            raise UserError(
+                f"objective.problem: the label {label:g} is no class, which is text or a whole number from 0: set it "
+                "to regression if it is a value to predict"
+            )
+    elif problem == "multi-label" and not isinstance(label, list):
         raise UserError("objective.problem: multi-label takes rows whose label is a list, found one that is none")
-    if problem == "regression" and not isinstance(label, int | float):
-        raise UserError("objective.problem: regression takes rows whose label is a number, found one that is none")
+    elif problem == "regression":
+        try:  # text in a CSV file
+            value = float(label)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError("objective.problem: regression takes rows whose label is a number, found one that is none")
+        return value
+    return label

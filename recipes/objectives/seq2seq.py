@@ -1,7 +1,7 @@
 """Objective `seq2seq`, and `sft` of an encoder-decoder: the encoder reads a text, the decoder writes another."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..batches import IGNORE, Batcher
 from ..errors import UserError
@@ -22,7 +22,7 @@ class SequenceToSequence(Objective):
     greedy answers to held-out sources too."""
 
     head = "seq2seq_lm"
-    formats = ("source-target",)
+    formats: ClassVar[tuple[str, ...]] = ("source-target",)
     task_type = "SEQ_2_SEQ_LM"
     shown = ("loss", "exact_match", "character_error_rate", "word_error_rate")
 
@@ -44,7 +44,7 @@ class SequenceToSequence(Objective):
         )
 
     # What the limits are called in messages.
-    limit_names: tuple[str, str] = ("objective.max_source_length", "objective.max_target_length")
+    limit_names = ("objective.max_source_length", "objective.max_target_length")
 
     def encode(self, rows: Sequence[Row], **options: Any) -> list[list[int]]:
         """The tokens of each row's source; `options` are the tokenizer's, for cutting."""
