@@ -22,7 +22,7 @@ class Plan:
         trainable: parameters that receive gradients.
         memory: bytes of weights, gradients and optimiser state; activations come on top.
         steps: optimiser updates.
-        rows, tokens, supervised_tokens: of one epoch; supervised_tokens is 0 where rows, not tokens, have labels.
+        rows, tokens, supervised_tokens: of one epoch.
         tokens_seen: over the whole run.
         training_flops: forward and backward over the whole run; a frozen base spares the gradients of its weights.
     """
@@ -92,13 +92,14 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     total = sum(plan.parameters.values())
     parts = ", ".join(f"{name} {count(value)}" for name, value in plan.parameters.items() if value)
     memory = ", ".join(f"{name} {gigabytes(value)}" for name, value in plan.memory.items())
-    share = plan.supervised_tokens / plan.tokens
-    supervised = f", {share:.1%} of them supervised" if plan.supervised_tokens else ""
+    supervised = f"{plan.supervised_tokens / plan.tokens:.1%} of them supervised"
+    if not plan.supervised_tokens:
+        supervised = "to which the model's own answers come"
     return [
         ("parameters", f"{count(total)} ({parts})"),
         ("trainable", f"{count(plan.trainable)} ({plan.trainable / total:.2%} of the model)"),
         ("memory", f"{gigabytes(sum(plan.memory.values()))} ({memory}) and activations"),
-        ("data", f"{plan.rows:,} rows, {plan.tokens:,} tokens{supervised}"),
+        ("data", f"{plan.rows:,} rows, {plan.tokens:,} tokens, {supervised}"),
         ("run", f"{plan.steps:,} steps over {plan.tokens_seen:,} tokens, about {plan.training_flops:.1e} FLOPs"),
     ]
 

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from .introspection import StrictModel, class_constant, class_fields
+from .row_formats import FORMATS
 from .yaml_tree import kind_of, write_yaml
 
 # Our field names that `data.columns` can map a file's columns to.
@@ -39,14 +40,13 @@ DATA_FIELDS = (
     "system",
     "chosen",
     "rejected",
+    "margin",
     "label",
     "tokens",
     "tags",
     "source",
     "target",
 )
-# Forms of rows, see `data.load_splits`.
-FORMATS = ("prompt-completion", "messages", "text")
 _PACKAGE = re.compile(r"package:[A-Za-z_]\w*/[^/\s][^\n]*")
 
 
@@ -91,6 +91,7 @@ def _repo(value: str) -> str:
     return value
 
 
+Role = Literal["system", "user", "assistant"]
 PathText = Annotated[str, AfterValidator(_model_path)]
 Source = Annotated[str | list[str], AfterValidator(_source)]
 
@@ -229,7 +230,40 @@ class SftObjective(ObjectiveSection):
     """`objective: {kind: sft}`: supervised fine-tuning."""
 
     kind: Literal["sft"] = "sft"
-    loss_on: Literal["completion", "all"] = "completion"
+    loss_on: Literal["completion", "assistant", "all"] | Annotated[list[Role], Field(min_length=1)] = "completion"
+
+
+def _rewards(value: Any) -> Any:
+    from .rewards import reward_problem
+
+    for name in value if isinstance(value, list) else [value]:
+        if problem := reward_problem(name):
+            raise _wrong(problem)
+    return value
+
+
+Rewards = Annotated[str | Annotated[list[str], Field(min_length=1)], AfterValidator(_rewards)]
+
+
+class GrpoObjective(ObjectiveSection):
+    """`objective: {kind: grpo}`: policy optimisation over groups of answers (arXiv:2402.03300)."""
+
+    kind: Literal["grpo"] = "grpo"
+    reward: Rewards
+
+
+class PpoObjective(ObjectiveSection):
+    """`objective: {kind: ppo}`: proximal policy optimisation (arXiv:1707.06347)."""
+
+    kind: Literal["ppo"] = "ppo"
+    reward: Rewards
+
+
+class RlooObjective(ObjectiveSection):
+    """`objective: {kind: rloo}`: REINFORCE, leave one out (arXiv:2402.14740)."""
+
+    kind: Literal["rloo"] = "rloo"
+    reward: Rewards
 
 
 def _names(value: list[str]) -> list[str]:
@@ -297,6 +331,7 @@ class Kind:
         config: (module, class) of the library class that takes the rest: of the adapter section itself, or of the
             `train` section for an objective.
         refused: that class's fields a recipe must not set -> the remedy.
+        defaults: that class's fields which the suite sets.
         types: types that replace those the source declares.
     """
 
@@ -306,6 +341,7 @@ class Kind:
     code_by_shape: dict[str, str] = field(default_factory=dict)
     shapes: tuple[str, ...] = ("decoder",)
     refused: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     types: dict[str, Any] = field(default_factory=dict)
 
 
@@ -408,6 +444,41 @@ OBJECTIVES = {
             "group_by_length",
             "generation_config": "cannot be written in a recipe: generation_max_length and generation_num_beams can",
         },
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+}
+_POLICY_REFUSED = _TRAINER_REFUSED | {
+    "trust_remote_code": "is model.trust_remote_code",
+    "model_init_kwargs": "is not used: see the model: section (dtype, attn_implementation, revision, config)",
+    "remove_unused_columns": "is set by the suite: rewards read the columns; remove it",
+    "disable_dropout": "is set by the suite: dropout would part policy and reference at the first step; remove it",
+}
+OBJECTIVES |= {
+    "grpo": Kind(
+        GrpoObjective,
+        ("trl.trainer.grpo_config", "GRPOConfig"),
+        code="policy:GroupedPolicy",
+        refused=_POLICY_REFUSED,
+        defaults={"disable_dropout": True},
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "ppo": Kind(
+        PpoObjective,
+        ("anyformer.recipes.ppo_config", "PPOConfig"),
+        code="policy:ProximalPolicy",
+        refused=_POLICY_REFUSED
+        | {
+            "eval_strategy": "is not offered: the reward on held-out prompts is measured before and after; remove it",
+            "max_prompt_length": "is not needed: prompts without room for an answer are counted and left out",
+        },
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "rloo": Kind(
+        RlooObjective,
+        ("trl.trainer.rloo_config", "RLOOConfig"),
+        code="policy:GroupedPolicy",
+        refused=_POLICY_REFUSED,
+        defaults={"disable_dropout": True},
         types={"log_level_replica": _LOG_LEVELS},
     ),
 }

@@ -28,6 +28,7 @@ class Objective:
         task_type: PEFT's name for the head.
         shown: names of the held-out figures, in the order of the tables; the first is the one training must move.
         higher_is_better: of that first figure.
+        samples_its_data: it trains on answers that the model gives, so a step may hold nothing to learn.
     """
 
     head: ClassVar[str] = "causal_lm"
@@ -36,6 +37,7 @@ class Objective:
     # These two may depend on the recipe.
     shown: tuple[str, ...] = ("loss", "perplexity")
     higher_is_better: bool = False
+    samples_its_data: ClassVar[bool] = False
 
     def __init__(self, recipe: "Recipe", arguments: Any, config: "AnyformerConfig", tokenizer: Any) -> None:
         self.recipe, self.arguments, self.config, self.tokenizer = recipe, arguments, config, tokenizer
@@ -120,6 +122,18 @@ class Objective:
             stops = stop_ids(self.tokenizer)
             model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
             model.generation_config.pad_token_id = self.tokenizer.pad_token_id
+
+    def check_saved(self, model: Any) -> None:
+        """Look at the saved model as it was opened again.
+
+        Raises:
+            UserError: it is not what was meant to be saved.
+        """
+        from ..flight_checks import check_stops
+        from ..tokenize_sft import stop_ids
+
+        if self.head in ("causal_lm", "seq2seq_lm"):
+            check_stops(model, stop_ids(self.tokenizer))
 
     def save_extra(self, trainer: Any, folder: Any) -> None:
         """Write beside the model what belongs to the result and is no part of the model, such as a value head."""

@@ -66,7 +66,7 @@ class TextClassification(Labelled):
                 cut = self._encode([row["text"]], truncation=True, max_length=limit)[0] if len(whole) > limit else whole
                 ids.append(cut)
                 labels.append(self._target(row["label"]))
-        report.rows_kept = report.stopped = len(ids)
+        report.rows_kept = report.stopped = report.supervised_tokens = len(ids)  # a label a row
         report.tokens = sum(map(len, ids))
         if not ids:
             raise UserError(f"None of the {len(rows)} rows is left: none of them has a token")

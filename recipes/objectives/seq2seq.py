@@ -216,8 +216,10 @@ class SupervisedSequences(SequenceToSequence):
     limit_names = ("train.max_length", "train.max_length")
 
     def configure(self, splits: "Splits") -> None:
-        if self.options.loss_on == "all":
-            raise UserError("objective.loss_on: the decoder of an encoder-decoder writes the answer alone: remove it")
+        if self.options.loss_on != "completion":
+            raise UserError(
+                "objective.loss_on: an encoder-decoder learns the last answer alone, its decoder writes it: remove it"
+            )
         own, shared = (
             class_fields(*where)
             for where in (("trl.trainer.sft_config", "SFTConfig"), ("transformers.training_args", "TrainingArguments"))

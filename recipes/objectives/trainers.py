@@ -6,7 +6,7 @@ from typing import Any
 from ..errors import UserError
 
 
-def built(trainer_class: Any, model: Any, arguments: Any, *, eval_dataset: Any, **options: Any) -> Any:
+def built(trainer_class: Any, model: Any, arguments: Any, **options: Any) -> Any:
     """A seeded trainer with this suite's progress line; an adapter among the options is attached in it.
 
     Raises:
@@ -17,14 +17,11 @@ def built(trainer_class: Any, model: Any, arguments: Any, *, eval_dataset: Any, 
 
     from ..progress import TrainingProgress
 
+    if arguments.eval_strategy == "no":
+        options.pop("eval_dataset", None)
     set_seed(arguments.seed)
     try:
-        trainer = trainer_class(
-            model=model,
-            args=arguments,
-            eval_dataset=eval_dataset if arguments.eval_strategy != "no" else None,
-            **options,
-        )
+        trainer = trainer_class(model=model, args=arguments, **options)
     except (ValueError, TypeError, ImportError, RuntimeError, AttributeError, IndexError, KeyError) as error:
         raise UserError(f"train: the trainer refuses these settings: {error}") from error
     trainer.remove_callback(PrinterCallback)

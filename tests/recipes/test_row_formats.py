@@ -437,3 +437,17 @@ def test_rows_with_one_question_stay_together(write, row):
         for side in (splits.train, splits.eval)
     ]
     assert len(splits.eval) == 8 and len(asked[0]) == 16 and len(asked[1]) == 4 and not asked[0] & asked[1]
+
+
+@pytest.mark.parametrize("switch", [{"train": False}, {"weight": 0}, {"train": False, "weight": 0}])
+def test_a_turn_that_is_not_trained_on_keeps_its_switch(write, switch):
+    rows = [{"messages": [CHAT[0], {**CHAT[1], **switch}, CHAT[0], {**CHAT[1], "weight": 1}]}]
+    splits = load_splits(section(write("off.jsonl", rows)))
+    assert splits.train == [{"messages": [CHAT[0], {**CHAT[1], "train": False}, *CHAT]}]
+
+
+def test_a_margin_stays_beside_its_pair(write):
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    assert load_splits(section(write("m.jsonl", [row | {"margin": 2}]))).train == [row | {"margin": 2.0}]
+    with pytest.raises(UserError, match="margin must be a number, found text"):
+        rows_of(write("bad.jsonl", [row | {"margin": "much"}]))
