@@ -542,7 +542,7 @@ class AnyformerForSequenceClassification(ClassifierHead):
         if labels is not None:
             kind = self.config.problem_type or problem_type_of(self.num_labels, labels)
             loss = sequence_classification_loss(logits, labels, kind, num_items_in_batch)
-            loss, extra = self._add_router_losses(loss, outputs, masks, len(logits), num_items_in_batch)
+            loss, extra = self._add_router_losses(loss, outputs, masks, labels.numel(), num_items_in_batch)
         return self._output(outputs, loss=loss, logits=logits, aux_loss=extra)
 
 

@@ -246,6 +246,8 @@ def sequence_classification_loss(
     Args:
         labels: [batch] classes or values; [batch, labels] for several values or several labels at once.
         problem_type: "regression", "single_label_classification" or "multi_label_classification".
+        num_items_in_batch: number of labels of the whole batch as the trainer counts them: several a row where a row
+            has several.
     """
     labels = labels.to(logits.device)
     if problem_type == "single_label_classification":
@@ -255,7 +257,7 @@ def sequence_classification_loss(
         each = nn.functional.mse_loss(values, targets, reduction="none")
     else:
         each = nn.functional.binary_cross_entropy_with_logits(values, targets, reduction="none")
-    return _divide(each.mean(-1).sum(), torch.tensor(len(logits)), num_items_in_batch)
+    return _divide(each.sum(), torch.tensor(each.numel()), num_items_in_batch)
 
 
 def problem_type_of(num_labels: int, labels: torch.Tensor) -> str:

@@ -305,6 +305,11 @@ def _across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
         yield from _across_evaluation(sections, data)
     if schema.kind_in("adapter", sections["adapter"]) == "lora":
         yield from _across_lora(sections["adapter"])
+    kind = schema.kind_in("objective", data.get("objective"))
+    if kind in ("classify", "token-classify"):
+        yield from _across_classes(sections)
+    if kind == "seq2seq":
+        yield from _across_generation(sections["train"])
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -320,7 +325,7 @@ def _across_model(model: dict[str, Any], given: bool) -> Iterator[Fault]:
     elif preset is not None and model.get("tokenizer") is None:
         yield (
             ("model", "preset"),
-            "a preset has no tokenizer: set model.tokenizer to a Hub id, a folder or a package: file",
+            "a preset has no tokenizer: set model.tokenizer to a Hub id, a folder, a package: file or builtin:bytes",
         )
 
 
@@ -441,6 +446,34 @@ def _best_model(setting: Any) -> Iterator[Fault]:
     both = isinstance(evaluate, int | float) and isinstance(save, int | float) and evaluate > 0
     if setting("eval_strategy") == "steps" and both and round(save / evaluate, 6) % 1:
         yield here, f"save_steps ({save:g}) must be a multiple of eval_steps ({evaluate:g})"
+
+
+def _across_classes(sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:
+    problem = sections["objective"].get("problem", "single-label")
+    if problem != "single-label" and sections["train"].get("label_smoothing_factor"):
+        text = f"smooths one class among others, not {problem} targets: remove it"
+        yield ("train", "label_smoothing_factor"), text
+    if problem == "regression" and sections["objective"].get("labels") is not None:
+        yield ("objective", "labels"), "a regression has values, no classes: remove it"
+    adapter = sections["adapter"]
+    if schema.kind_in("adapter", adapter) != "none" and adapter.get("merge") is False:
+        yield (
+            ("adapter", "merge"),
+            "the objective adds a layer that the base model does not have, and the adapter would open on a base "
+            "without it: remove the key (the adapter alone is saved beside the merged model)",
+        )
+
+
+def _across_generation(train: dict[str, Any]) -> Iterator[Fault]:
+    if train.get("predict_with_generate") is True:
+        if train.get("eval_strategy", "no") == "no":
+            text = "is for the evaluation in training, and there is none: set train.eval_strategy to steps or epoch"
+            yield ("train", "predict_with_generate"), text
+        return
+    for name in ("generation_max_length", "generation_num_beams"):
+        if train.get(name) is not None:
+            text = "is for the evaluation in training with answers: set train.predict_with_generate to true"
+            yield ("train", name), text
 
 
 def _across_lora(lora: dict[str, Any]) -> Iterator[Fault]:

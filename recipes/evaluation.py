@@ -70,10 +70,9 @@ def sample_answers(
 
     from .tokenize_sft import stop_ids
 
-    chosen = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
     samples = []
     with evaluating(model), torch.no_grad():
-        for row in chosen:
+        for row in spread(rows, count):
             prompt, reference, ids = _prompt(row, tokenizer)
             room = model.config.max_position_embeddings - len(ids)
             if room < 1:
@@ -90,6 +89,12 @@ def sample_answers(
             answer = tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True).strip()
             samples.append(Sample(prompt, reference, answer))
     return samples
+
+
+def spread(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """At most `count` rows, spread evenly over all."""
+    count = min(count, len(rows))
+    return [rows[i * len(rows) // count] for i in range(count)]
 
 
 def _prompt(row: dict[str, Any], tokenizer: Any) -> tuple[str, str, list[int]]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .byte_tokenizer import BYTES, byte_tokenizer
 from .errors import UserError
 from .loading import load_preset
 
@@ -21,6 +22,8 @@ PACKAGE = "package:"
 FREE_FIELDS = {
     "activation_dropout",
     "attention_dropout",
+    "classifier_dropout",
+    "classifier_pooling",
     "embedding_dropout",
     "hidden_dropout",
     "max_position_embeddings",
@@ -92,16 +95,21 @@ def load_tokenizer_from(
         if tokenizer.eos_token_id is None:
             raise UserError(f"the tokenizer of {path!r} has no pad token: set it in its tokenizer_config.json")
         tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"the tokenizer of {path!r} has no pad token, so rows cannot be put into one batch")
     return tokenizer
 
 
 def read_tokenizer(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The tokenizer beside a model, as it is.
+    """The tokenizer beside a model, or `builtin:bytes`, as it is.
 
     Raises:
         UserError: there is none that can be read.
     """
     from transformers import AutoTokenizer
+
+    if path == BYTES:
+        return byte_tokenizer()
 
     arguments: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
     where = path
@@ -180,7 +188,7 @@ def config_and_tokenizer(model: Any, shapes: Sequence[str] = ("decoder",)) -> "t
 
 
 def _config_of_checkpoint(model: Any) -> "AnyformerConfig":
-    from ..modeling import AnyformerConfig
+    from ..modeling import HEADS, AnyformerConfig
     from ..modeling.interop.convert import family_of
     from ..modeling.interop.source import open_source
 
@@ -189,7 +197,9 @@ def _config_of_checkpoint(model: Any) -> "AnyformerConfig":
         config = AnyformerConfig(**source.config.to_dict())
     else:
         family = family_of(source.config)
-        config = family.from_foreign_config(source.config, family.head_of(source.stock_class))
+        head = family.head_of(source.stock_class)
+        config = family.from_foreign_config(source.config, head)
+        config.architectures = [HEADS[head].__name__]  # what the checkpoint holds
     for name, value in model.config.items():
         if name not in FREE_FIELDS:
             raise UserError(

@@ -63,7 +63,8 @@ def make_plan(
     an_epoch = math.ceil(sequences / batch)
     steps = arguments.max_steps if arguments.max_steps > 0 else math.ceil(an_epoch * arguments.num_train_epochs)
     seen = round(tokens.tokens * steps / an_epoch)
-    counts = config.counts(sequence_length=max(tokens.tokens // rows, 1), head=head)
+    sides = 2 if config.architecture == "encoder-decoder" else 1  # the tokens of a row stand on both sides of one
+    counts = config.counts(sequence_length=max(tokens.tokens // rows // sides, 1), head=head)
     total = counts.total_parameters
     full = trainable >= total
     size = BYTES.get(dtype, 4)

@@ -7,7 +7,7 @@ Every row comes out in the canonical form of its format:
     messages              {"messages": [{"role": ..., "content": ...}, ...]}
     preference            {"prompt": ..., "chosen": ..., "rejected": ...}, and "margin": number where it is given
     unpaired-preference   {"prompt": ..., "completion": ..., "label": true or false}
-    classification        {"text": ..., "label": text or whole number}
+    classification        {"text": ..., "label": a class as text or whole number, a list of names, or any number}
     token-classification  {"tokens": [text, ...], "tags": [text or whole number, ...]}
     source-target         {"source": ..., "target": ...}
     prompt                {"prompt": ..., and all other columns as they are}
@@ -16,6 +16,7 @@ Prompts, completions, chosen and rejected are all text or all lists of messages;
 has `"train": False`. A reason why a row cannot be used never quotes the row's content.
 """
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -162,8 +163,8 @@ def _number_or_type(value: Any) -> str:
     return "a number with a fraction" if isinstance(value, float) else type_name(value)
 
 
-def _kind_of_label(value: str | int) -> str:
-    return "text" if isinstance(value, str) else "numbers"
+def _kind_of_label(value: str | float | list[str]) -> str:
+    return "lists" if isinstance(value, list) else "text" if isinstance(value, str) else "numbers"
 
 
 # One row -> its canonical form
@@ -274,7 +275,16 @@ def _from_unpaired(row: Row) -> Row:
 
 
 def _from_classification(row: Row) -> Row:
-    return {"text": _text(row["text"], "text"), "label": _label(row["label"], "label")}
+    text, label = _text(row["text"], "text"), row["label"]
+    if isinstance(label, list):  # none, one or several names
+        return {"text": text, "label": [_text(name, f"label[{i}]") for i, name in enumerate(label)]}
+    if isinstance(label, str):
+        return {"text": text, "label": _text(label, "label")}
+    if isinstance(label, bool) or not isinstance(label, int | float):
+        raise Unusable(f"label must be text, a number or a list of text, found {type_name(label)}")
+    if not math.isfinite(label):
+        raise Unusable("label is not a finite number")
+    return {"text": text, "label": label}
 
 
 def _from_token_classification(row: Row) -> Row:

@@ -103,7 +103,8 @@ def prepare(recipe: Recipe) -> Prepared:
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
     arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
     config, tokenizer = config_and_tokenizer(recipe.model, entry.shapes)
-    objective = objective_class(recipe.objective.kind)(recipe, arguments, config, tokenizer)
+    kind = objective_class(recipe.objective.kind, config.architecture)
+    objective = kind(recipe, arguments, config, tokenizer)
     splits = load_splits(recipe.data, accepts=objective.formats)
     objective.configure(splits)
     train = objective.prepare(splits.train)
@@ -152,7 +153,7 @@ class _Run:
         self.report(metrics)
         self.open_again(metrics)
         self.folder.update_metrics(finished=True)
-        show_result(self.console, self.folder, metrics)
+        show_result(self.console, self.folder, metrics, self.objective.remarks(metrics))
         self.push()
         can_chat = self.objective.head == "causal_lm" and bool(self.tokenizer.chat_template)
         show_next(self.console, self.folder, chat=can_chat, pushed=self.recipe.hub is not None)

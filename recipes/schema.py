@@ -298,13 +298,67 @@ class MlmNspObjective(MlmObjective):
     kind: Literal["mlm-nsp"] = "mlm-nsp"  # type: ignore[assignment]
 
 
+def _names(value: list[str]) -> list[str]:
+    if not value or not all(name.strip() for name in value):
+        raise _wrong("is empty or holds an empty name: leave it out to take the labels of the training rows")
+    if twice := [name for name in value if value.count(name) > 1]:
+        raise _wrong(f"names {twice[0]!r} twice")
+    return value
+
+
+# A row shorter than this holds nothing between what a tokenizer writes at its ends.
+Length = Annotated[int, Field(ge=3)]
+Names = Annotated[list[str], AfterValidator(_names)]
+
+
+class ClassifyObjective(ObjectiveSection):
+    """`objective: {kind: classify}`: a class, several labels or a value for each text.
+
+    Attributes:
+        problem: what a label is: one class, a list of names, or a number.
+        labels: the classes in their order; default: those of the training rows, sorted. Rows may hold their numbers.
+        max_length: longest text in tokens, default the model's; longer ones are cut.
+    """
+
+    kind: Literal["classify"] = "classify"
+    problem: Literal["single-label", "multi-label", "regression"] = "single-label"
+    labels: Names | None = None
+    max_length: Length | None = None
+
+
+class TokenClassifyObjective(ObjectiveSection):
+    """`objective: {kind: token-classify}`: a tag for each word.
+
+    Attributes:
+        labels, max_length: as of `classify`; words beyond the length are left out.
+    """
+
+    kind: Literal["token-classify"] = "token-classify"
+    labels: Names | None = None
+    max_length: Length | None = None
+
+
+class Seq2SeqObjective(ObjectiveSection):
+    """`objective: {kind: seq2seq}`: an encoder reads the source, a decoder writes the target.
+
+    Attributes:
+        max_source_length, max_target_length: longest in tokens, what the tokenizer adds and the end token included;
+            default the model's. `data.truncation` says what becomes of longer rows.
+    """
+
+    kind: Literal["seq2seq"] = "seq2seq"
+    max_source_length: Length | None = None
+    max_target_length: Length | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """One value of a section's `kind`.
 
     Attributes:
         section: the model of our own keys.
-        code: of an objective, `module:Class` in `recipes/objectives/`.
+        code: of an objective, `module:Class` in `recipes/objectives/`; code_by_shape: architecture -> the class for
+            it, where that is another one.
         shapes: of an objective, the architectures that it can train.
         config: (module, class) of the library class that takes the rest: of the adapter section itself, or of the
             `train` section for an objective.
@@ -316,6 +370,7 @@ class Kind:
     section: type[Section]
     config: tuple[str, str] | None = None
     code: str = ""
+    code_by_shape: dict[str, str] = field(default_factory=dict)
     shapes: tuple[str, ...] = ("decoder",)
     refused: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -351,6 +406,7 @@ ADAPTERS = {
 _HUB = "is decided by the hub: section (repo, private, revision, commit_message)"
 _TOKENIZER = "belongs to the tokenizer: set it there and name that folder in model.tokenizer"
 _NO_EFFECT = "has no effect in a recipe; remove it"
+_MEASURES = "is set by the suite, which measures by itself; remove it"
 _LOG_LEVELS = Literal["debug", "info", "warning", "error", "critical", "detail", "passive"]
 # Fields of the trainers' configs that the suite decides itself or that other sections decide.
 _TRAINER_REFUSED = {
@@ -377,18 +433,21 @@ _SFT_REFUSED = _TRAINER_REFUSED | {
     "eos_token": _TOKENIZER,
     "pad_token": _TOKENIZER,
 }
-# Of objectives on transformers' own Trainer with the model's own loss.
-_PLAIN_REFUSED = _TRAINER_REFUSED | {
-    "label_smoothing_factor": "is not part of this objective's loss; remove it",
-    "label_names": "is decided by the objective; remove it",
-    "remove_unused_columns": "is decided by the objective; remove it",
-}
 _TRAINING_ARGUMENTS = ("transformers.training_args", "TrainingArguments")
+_LIBRARY_REFUSED = _TRAINER_REFUSED | {
+    **dict.fromkeys(("remove_unused_columns", "label_names", "length_column_name"), "is set by the suite; remove it"),
+    **dict.fromkeys(("include_for_metrics", "batch_eval_metrics", "eval_do_concat_batches"), _MEASURES),
+    "use_liger_kernel": "has no kernels for this model; remove it",
+}
+_PLAIN_REFUSED = _LIBRARY_REFUSED | {"label_smoothing_factor": "is not part of this objective's loss; remove it"}
+_ALL_SHAPES = ("decoder", "encoder", "encoder-decoder")
 OBJECTIVES = {
     "sft": Kind(
         SftObjective,
         ("trl.trainer.sft_config", "SFTConfig"),
         code="sft:SupervisedTuning",
+        code_by_shape={"encoder-decoder": "seq2seq:SupervisedSequences"},
+        shapes=("decoder", "encoder-decoder"),
         refused=_SFT_REFUSED,
         types={"log_level_replica": _LOG_LEVELS},
     ),
@@ -415,6 +474,35 @@ OBJECTIVES = {
         shapes=("encoder",),
         refused=_PLAIN_REFUSED,
         defaults={"remove_unused_columns": False},  # the collator reads columns that the model does not know
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "classify": Kind(
+        ClassifyObjective,
+        _TRAINING_ARGUMENTS,
+        code="classify:TextClassification",
+        shapes=_ALL_SHAPES,
+        refused=_LIBRARY_REFUSED,
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "token-classify": Kind(
+        TokenClassifyObjective,
+        _TRAINING_ARGUMENTS,
+        code="token_classify:TokenClassification",
+        shapes=_ALL_SHAPES,
+        refused=_LIBRARY_REFUSED,
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "seq2seq": Kind(
+        Seq2SeqObjective,
+        ("transformers.training_args_seq2seq", "Seq2SeqTrainingArguments"),
+        code="seq2seq:SequenceToSequence",
+        shapes=("encoder-decoder",),
+        refused=_LIBRARY_REFUSED
+        | {
+            "sortish_sampler": "has no effect; rows of like length come together with train_sampling_strategy: "
+            "group_by_length",
+            "generation_config": "cannot be written in a recipe: generation_max_length and generation_num_beams can",
+        },
         types={"log_level_replica": _LOG_LEVELS},
     ),
 }

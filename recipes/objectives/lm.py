@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from .base import Objective, Row
-from .trainers import plain_trainer
+from .trainers import library_trainer
 
 if TYPE_CHECKING:
     from ..data import Splits
@@ -32,12 +32,15 @@ class Pretraining(Objective):
         )
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
+        from transformers import Trainer
+
         from ..padding import pad_rows
 
-        return plain_trainer(
+        return library_trainer(
+            Trainer,
             model,
             self.arguments,
-            adapter,
+            adapter=adapter,
             train_dataset=train,
             eval_dataset=held_out,
             data_collator=partial(pad_rows, pad_token_id=self.tokenizer.pad_token_id),
@@ -65,7 +68,7 @@ class MaskedLanguageModel(Objective):
     head = "masked_lm"
     task_type = "FEATURE_EXTRACTION"  # PEFT has no name for this head
     formats = ("text",)
-    shown: ClassVar[tuple[str, ...]] = ("loss", "masked_accuracy")
+    shown = ("loss", "masked_accuracy")
 
     def configure(self, splits: "Splits") -> None:
         tokenizer, where = self.tokenizer, self.recipe.model.tokenizer or self.recipe.model.path
@@ -115,12 +118,15 @@ class MaskedLanguageModel(Objective):
         return super().preview(prepared._replace(dataset=self.masking.fixed(first)), count)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
+        from transformers import Trainer
+
         from ..masking import count_epochs
 
-        trainer = plain_trainer(
+        trainer = library_trainer(
+            Trainer,
             model,
             self.arguments,
-            adapter,
+            adapter=adapter,
             train_dataset=train,
             eval_dataset=None if held_out is None else self.held_out_masking.fixed(held_out),
             data_collator=self.masking,

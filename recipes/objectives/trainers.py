@@ -1,5 +1,6 @@
 """What the trainers of all objectives have in common."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UserError
@@ -29,25 +30,64 @@ def built(trainer_class: Any, model: Any, arguments: Any, **options: Any) -> Any
     return trainer
 
 
-def plain_trainer(model: Any, arguments: Any, adapter: Any, **options: Any) -> Any:
-    """transformers' own Trainer on the model's own loss, router losses included.
+def library_trainer(trainer_class: Any, model: Any, arguments: Any, *, adapter: Any, **options: Any) -> Any:
+    """A trainer of transformers, which leaves the adapter and the routers' biases to others.
 
     Args:
-        adapter: a PEFT config to attach, or None.
-        options: the other arguments of `transformers.Trainer`, `eval_dataset` among them.
+        adapter: PEFT config to attach, or None.
+        options: as of `built`.
 
     Raises:
-        UserError: the trainer refuses the settings, or the adapter does not fit the model.
+        UserError: adapter or settings that cannot be used.
     """
-    from transformers import Trainer, set_seed
+    from transformers import set_seed
 
     from ..adapters import attach
 
-    set_seed(arguments.seed)  # an adapter starts from random numbers
-    trained = model if adapter is None else attach(model, adapter)
-    trainer = built(Trainer, trained, arguments, **options)
+    trained = model
+    if adapter is not None:
+        set_seed(arguments.seed)  # an adapter starts from random numbers
+        trained = attach(model, adapter)
+        if arguments.activation_checkpointing:
+            trained.enable_input_require_grads()  # nothing else would before the first adapted layer
+    trainer = built(trainer_class, trained, arguments, **options)
     move_router_biases(trainer, model)
     return trainer
+
+
+def check_smoothing(arguments: Any, config: Any) -> None:
+    """Raises:
+    UserError: labels would be smoothed by the trainer of transformers, which leaves the routers out of the loss.
+    """
+    if arguments.label_smoothing_factor and config.num_experts:
+        raise UserError(
+            "train.label_smoothing_factor: the trainer takes the smoothed loss from the logits alone, so the routers' "
+            "own losses would be lost: remove it for a mixture of experts"
+        )
+
+
+# Figures of which less is better; the trainer knows it of those that end in "loss".
+LESS_IS_BETTER = ("loss", "mean_absolute_error", "character_error_rate", "word_error_rate")
+
+
+def check_best_metric(train: dict[str, Any], arguments: Any, names: Sequence[str]) -> None:
+    """Let the trainer choose the best checkpoint in the right direction.
+
+    Args:
+        train: the recipe's section.
+        names: of the figures that the trainer's evaluation gives.
+
+    Raises:
+        UserError: `metric_for_best_model` is none of them; the trainer would find out at its first evaluation.
+    """
+    if arguments.metric_for_best_model is None:
+        return
+    name = arguments.metric_for_best_model.removeprefix("eval_")
+    if name not in ("loss", *names):
+        known = dict.fromkeys(("loss", *names))
+        raise UserError(f"train.metric_for_best_model: {name!r} is not measured in training; known: {', '.join(known)}")
+    if train.get("greater_is_better") is None:
+        arguments.greater_is_better = name not in LESS_IS_BETTER
 
 
 def train_routers(trainer: Any, model: Any) -> None:
@@ -78,7 +118,7 @@ def train_routers(trainer: Any, model: Any) -> None:
 
 
 def move_router_biases(trainer: Any, model: Any) -> None:
-    """Move the choosing biases of the routers at every optimiser step, where the config says so; see `moe`."""
+    """Move the routers' choosing biases towards an even load after each step, where the config says so; see `moe`."""
     from transformers import TrainerCallback
 
     class MoveRouterBiases(TrainerCallback):

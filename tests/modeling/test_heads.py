@@ -181,6 +181,8 @@ def test_classification_losses(tiny):
     several = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     expected = nn.functional.binary_cross_entropy_with_logits(logits, several)
     torch.testing.assert_close(model(tokens, labels=several).loss, expected)
+    # The trainer counts each label: two rows of three are half of a batch of four rows.
+    torch.testing.assert_close(model(tokens, labels=several, num_items_in_batch=12).loss, expected / 2)
     model = tiny(head="sequence_classification", num_labels=1)
     values = torch.tensor([0.3, -1.0])
     expected = nn.functional.mse_loss(model(tokens).logits.squeeze(-1), values)

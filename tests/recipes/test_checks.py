@@ -257,6 +257,27 @@ COMBINATIONS = [
     (GOOD + "adapter: {kind: lora, lora_bias: true, use_dora: true}", "adapter.lora_bias: works neither"),
     (GOOD + "adapter: {kind: lora, init_lora_weights: loftq}", "loftq needs adapter.loftq_config"),
     (GOOD + "adapter: {kind: lora, target_parameters: [x], lora_dropout: 0.1}", "allows neither lora_dropout"),
+    (
+        GOOD + "objective: {kind: classify, problem: multi-label}\ntrain: {label_smoothing_factor: 0.1}",
+        "train.label_smoothing_factor: smooths one class among others, not multi-label targets",
+    ),
+    (GOOD + "objective: {kind: classify, problem: regression, labels: [a]}", "objective.labels: a regression has"),
+    (GOOD + "objective: {kind: classify, labels: [a, a]}", "objective.labels: names 'a' twice"),
+    (GOOD + "objective: {kind: token-classify, labels: []}", "objective.labels: is empty"),
+    (
+        GOOD + "objective: {kind: token-classify}\nadapter: {kind: lora, merge: false}",
+        "adapter.merge: the objective adds a layer",
+    ),
+    (
+        GOOD + "objective: {kind: seq2seq}\ntrain: {predict_with_generate: true}",
+        "train.predict_with_generate: is for the evaluation in training",
+    ),
+    (
+        GOOD + "objective: {kind: seq2seq}\ntrain: {generation_num_beams: 4}",
+        "train.generation_num_beams: is for the evaluation in training with answers",
+    ),
+    (GOOD + "objective: {kind: seq2seq}\ntrain: {sortish_sampler: true}", "train.sortish_sampler: has no effect"),
+    (GOOD + "objective: {kind: classify}\ntrain: {label_names: [a]}", "train.label_names: is set by the suite"),
 ]
 
 

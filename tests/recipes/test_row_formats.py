@@ -159,6 +159,18 @@ ASK, ANSWER, WORSE = CHAT[:1], CHAT[1:], [{"role": "assistant", "content": "Go a
             {"text": "t", "label": 0},
         ),
         (
+            {"text": "t", "label": -0.5},
+            "classification",
+            "text and label with labels as numbers",
+            {"text": "t", "label": -0.5},
+        ),
+        (
+            {"text": "t", "label": ["old", "rare"]},
+            "classification",
+            "text and label with labels as lists",
+            {"text": "t", "label": ["old", "rare"]},
+        ),
+        (
             {"tokens": ["New", "York"], "tags": ["B-LOC", "I-LOC"], "id": "1"},
             "token-classification",
             "tokens and tags with tags as text",
@@ -271,24 +283,23 @@ PAIR = {"prompt": "p", "chosen": "c", "rejected": "r"}
             r"completion is empty",
         ),
         ("classification", {"text": "t", "label": "a"}, {"text": "hunter2", "label": ""}, r"label is empty"),
-        ("classification", {"text": "t", "label": 1}, {"text": "t", "label": -1}, r"label is negative: .*from 0"),
         (
             "classification",
             {"text": "t", "label": 1},
             {"text": "t", "label": True},
-            r"label must be text or a whole number, found a boolean",
+            r"label must be text, a number or a list of text, found a boolean",
         ),
         (
             "classification",
-            {"text": "t", "label": 1},
-            {"text": "t", "label": 0.5},
-            r"label must be text or a whole number, found a number with a fraction",
+            {"text": "t", "label": ["a"]},
+            {"text": "t", "label": ["a", 3]},
+            r"label\[1\] must be text, found a number",
         ),
         (
             "classification",
             {"text": "t", "label": 1},
             {"text": "t", "label": None},
-            r"label must be text .* found null",
+            r"label must be text, a number or a list of text, found null",
         ),
         ("classification", {"text": "t", "label": 1}, {"text": "", "label": 1}, r"text is empty"),
         (
