@@ -440,7 +440,7 @@ OBJECTIVES |= {
         refused=_POLICY_REFUSED
         | {
             "eval_strategy": "is not offered: the reward on held-out prompts is measured before and after; remove it",
-            "max_prompt_length": "is not needed: prompts without room for an answer are counted and left out; remove it",
+            "max_prompt_length": "is not needed: prompts without room for an answer are left out; remove it",
         },
         types={"log_level_replica": _LOG_LEVELS},
     ),
