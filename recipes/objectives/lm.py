@@ -80,7 +80,7 @@ class MaskedLanguageModel(Objective):
     head = "masked_lm"
     task_type = "FEATURE_EXTRACTION"  # PEFT has no name for this head
     formats = ("text",)
-    shown = ("loss", "masked_accuracy")
+    shown: tuple[str, ...] = ("loss", "masked_accuracy")
 
     def configure(self, splits: "Splits") -> None:
         tokenizer, where = self.tokenizer, self.recipe.model.tokenizer or self.recipe.model.path
