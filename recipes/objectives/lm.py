@@ -123,7 +123,9 @@ class MaskedLanguageModel(Objective):
         )
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        shown = _beginnings(self.masking.fixed(prepared.dataset.select(range(min(count, len(prepared.dataset))))), count)
+        shown = _beginnings(
+            self.masking.fixed(prepared.dataset.select(range(min(count, len(prepared.dataset))))), count
+        )
         return super().preview(prepared._replace(dataset=shown), count)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
