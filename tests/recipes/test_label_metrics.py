@@ -52,8 +52,8 @@ def test_spans(tags, found):
 
 
 def test_span_f1_wants_name_and_both_ends():
-    truth = ["B-A I-A O".split(), "B-B O B-A".split()]
-    predicted = ["B-A I-A I-A".split(), "B-B O B-B".split()]
+    truth = [["B-A", "I-A", "O"], ["B-B", "O", "B-A"]]
+    predicted = [["B-A", "I-A", "I-A"], ["B-B", "O", "B-B"]]
     assert span_f1(truth, predicted) == pytest.approx(2 * 1 / (3 + 3))
     assert span_f1(truth, truth) == 1
     assert span_f1([["O"]], [["O"]]) == 0
