@@ -86,12 +86,10 @@ def show_result(console: "Console", folder: "RunFolder", metrics: dict[str, Any]
     console.print(f"Saved to {folder.path} and opened again; {seconds:.0f} s from loading to saving.")
 
 
-def show_next(console: "Console", folder: "RunFolder", *, chats: bool, pushed: bool) -> None:
-    """The commands that a finished run leads to; `chats`: the model is one that `anyformer chat` opens."""
-    if not chats and pushed:
-        return
+def show_next(console: "Console", folder: "RunFolder", *, chat: bool, pushed: bool) -> None:
+    """The commands that a finished run leads to."""
     console.print("\nNext:")
-    if chats:
+    if chat:
         console.print(f"  anyformer chat {folder.path}")
     if not pushed:
         console.print(f"  anyformer push {folder.path} YOUR_NAME/{folder.path.name}")

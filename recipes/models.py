@@ -1,6 +1,6 @@
 """The model and the tokenizer that a recipe names.
 
-`path` is a Hub id, a local folder, a `.gguf` file, or `package:<import package>/<file or folder>`: what lies inside an
+`path` is a Hub id, a local folder, a `.gguf` file, or `package:<import package>/<file or folder>`: one inside an
 installed Python package, so that a real model can come from a package index alone.
 """
 
@@ -41,7 +41,7 @@ def resolve_path(path: str) -> str:
     """A `package:` path as the file or folder it names; any other path as it stands.
 
     Raises:
-        UserError: the package is not installed or has nothing there; says how to install it.
+        UserError: the package is not installed or has no such file or folder; says how to install it.
     """
     if not path.startswith(PACKAGE):
         return path
@@ -55,37 +55,45 @@ def resolve_path(path: str) -> str:
         )
     found = Path(spec.submodule_search_locations[0]) / file
     if not found.exists():
-        held = [*found.parent.glob("*.gguf"), *(p.parent for p in found.parent.glob("*/config.json"))]
-        names = sorted(p.name for p in held)
-        raise UserError(f"model path {path!r}: the package has no file {file!r}; models in it: {names or 'none'}")
+        held = _models_in(found.parent) if found.parent.is_dir() else []
+        raise UserError(
+            f"model path {path!r}: the package has no file or folder {file!r}; models in it: {held or 'none'}"
+        )
     return str(found)
 
 
-def load_tokenizer(model: Any, *, stops: bool = True) -> Any:
+def _models_in(folder: Path) -> list[str]:
+    """GGUF files and model folders directly inside a folder."""
+    return sorted(p.name for p in folder.iterdir() if p.suffix == ".gguf" or (p / "config.json").is_file())
+
+
+def load_tokenizer(model: Any, *, ends: bool = True) -> Any:
     """The tokenizer of a recipe's `model` section; see `load_tokenizer_from`."""
     return load_tokenizer_from(
         resolve_path(model.tokenizer or model.path),
         revision=None if model.tokenizer else model.revision,
         trust_remote_code=model.trust_remote_code,
-        stops=stops,
+        ends=ends,
     )
 
 
 def load_tokenizer_from(
-    path: str, *, revision: str | None = None, trust_remote_code: bool = False, stops: bool = True
+    path: str, *, revision: str | None = None, trust_remote_code: bool = False, ends: bool = True
 ) -> Any:
     """The tokenizer beside a model, with a pad token.
 
     Args:
-        stops: the model has to learn where a text ends; an encoder has not.
+        ends: the model has to learn where to stop, as every decoder does and no encoder.
 
     Raises:
-        UserError: there is none that can be read, or it has no token to end or to pad with.
+        UserError: there is none that can be read, or it has no token to end with, or to pad with.
     """
     tokenizer = read_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
-    if tokenizer.eos_token_id is None and stops:
+    if ends and tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {path!r} has no eos token, so a model could not learn to stop")
     if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise UserError(f"the tokenizer of {path!r} has no pad token: set it in its tokenizer_config.json")
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None:
         raise UserError(f"the tokenizer of {path!r} has no pad token, so rows cannot be put into one batch")
@@ -158,11 +166,12 @@ def config_and_tokenizer(model: Any, shapes: Sequence[str] = ("decoder",)) -> "t
     try:
         if model.preset:
             preset = load_preset(model.preset)
-            tokenizer = load_tokenizer(model, stops=(preset | model.config).get("architecture") != "encoder")
+            shape = (preset | model.config).get("architecture")
+            tokenizer = load_tokenizer(model, ends=shape != "encoder")
             config = AnyformerConfig(**(preset | _ids_of(tokenizer) | model.config))
         else:
             config = _config_of_checkpoint(model)
-            tokenizer = load_tokenizer(model, stops=config.architecture != "encoder")
+            tokenizer = load_tokenizer(model, ends=config.architecture != "encoder")
     except (ConversionError, StrictDataclassError, TypeError) as error:
         raise UserError(f"model: {error}") from error
     if config.architecture not in shapes:

@@ -155,8 +155,8 @@ class _Run:
         self.folder.update_metrics(finished=True)
         show_result(self.console, self.folder, metrics, self.objective.remarks(metrics))
         self.push()
-        chats = self.objective.head == "causal_lm"
-        show_next(self.console, self.folder, chats=chats, pushed=self.recipe.hub is not None)
+        can_chat = self.objective.head == "causal_lm" and bool(self.tokenizer.chat_template)
+        show_next(self.console, self.folder, chat=can_chat, pushed=self.recipe.hub is not None)
 
     def load(self) -> Any:
         """The weights, under the objective's head; an import is compared with the stock class."""

@@ -266,6 +266,38 @@ class RlooObjective(ObjectiveSection):
     reward: Rewards
 
 
+class PretrainObjective(ObjectiveSection):
+    """`objective: {kind: pretrain}`: the next token of plain text; see `tokenize_lm.tokenize_documents`."""
+
+    kind: Literal["pretrain"] = "pretrain"
+    max_length: Annotated[int, Field(ge=2)] | None = None
+    packing: Literal["blocks", "documents", "none"] = "blocks"
+
+
+class MlmObjective(ObjectiveSection):
+    """`objective: {kind: mlm}`: masked tokens of plain text; the names are those of transformers' collator."""
+
+    kind: Literal["mlm"] = "mlm"
+    max_length: Annotated[int, Field(ge=8)] | None = None
+    mlm_probability: Annotated[float, Field(ge=0.01, le=1)] = 0.15
+    mask_replace_prob: Annotated[float, Field(ge=0, le=1)] = 0.8
+    random_replace_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+    whole_word: bool = False
+
+    @model_validator(mode="after")
+    def _whole_words_are_all_masked(self) -> "MlmObjective":
+        # The collator hides whole words with the mask token alone.
+        if self.whole_word:
+            self.mask_replace_prob, self.random_replace_prob = 1.0, 0.0
+        return self
+
+
+class MlmNspObjective(MlmObjective):
+    """`objective: {kind: mlm-nsp}`: masked tokens, and whether the second of two texts follows the first."""
+
+    kind: Literal["mlm-nsp"] = "mlm-nsp"  # type: ignore[assignment]
+
+
 def _names(value: list[str]) -> list[str]:
     if not value or not all(name.strip() for name in value):
         raise _wrong("is empty or holds an empty name: leave it out to take the labels of the training rows")
@@ -401,11 +433,13 @@ _SFT_REFUSED = _TRAINER_REFUSED | {
     "eos_token": _TOKENIZER,
     "pad_token": _TOKENIZER,
 }
+_TRAINING_ARGUMENTS = ("transformers.training_args", "TrainingArguments")
 _LIBRARY_REFUSED = _TRAINER_REFUSED | {
     **dict.fromkeys(("remove_unused_columns", "label_names", "length_column_name"), "is set by the suite; remove it"),
     **dict.fromkeys(("include_for_metrics", "batch_eval_metrics", "eval_do_concat_batches"), _MEASURES),
     "use_liger_kernel": "has no kernels for this model; remove it",
 }
+_PLAIN_REFUSED = _LIBRARY_REFUSED | {"label_smoothing_factor": "is not part of this objective's loss; remove it"}
 _ALL_SHAPES = ("decoder", "encoder", "encoder-decoder")
 OBJECTIVES = {
     "sft": Kind(
@@ -417,9 +451,34 @@ OBJECTIVES = {
         refused=_SFT_REFUSED,
         types={"log_level_replica": _LOG_LEVELS},
     ),
+    "pretrain": Kind(
+        PretrainObjective,
+        _TRAINING_ARGUMENTS,
+        code="lm:Pretraining",
+        refused=_PLAIN_REFUSED,
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "mlm": Kind(
+        MlmObjective,
+        _TRAINING_ARGUMENTS,
+        code="lm:MaskedLanguageModel",
+        shapes=("encoder",),
+        refused=_PLAIN_REFUSED,
+        defaults={"remove_unused_columns": False},  # the collator reads columns that the model does not know
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "mlm-nsp": Kind(
+        MlmNspObjective,
+        _TRAINING_ARGUMENTS,
+        code="lm:MaskedAndNextSentence",
+        shapes=("encoder",),
+        refused=_PLAIN_REFUSED,
+        defaults={"remove_unused_columns": False},  # the collator reads columns that the model does not know
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
     "classify": Kind(
         ClassifyObjective,
-        ("transformers.training_args", "TrainingArguments"),
+        _TRAINING_ARGUMENTS,
         code="classify:TextClassification",
         shapes=_ALL_SHAPES,
         refused=_LIBRARY_REFUSED,
@@ -427,7 +486,7 @@ OBJECTIVES = {
     ),
     "token-classify": Kind(
         TokenClassifyObjective,
-        ("transformers.training_args", "TrainingArguments"),
+        _TRAINING_ARGUMENTS,
         code="token_classify:TokenClassification",
         shapes=_ALL_SHAPES,
         refused=_LIBRARY_REFUSED,
@@ -469,7 +528,7 @@ OBJECTIVES |= {
         refused=_POLICY_REFUSED
         | {
             "eval_strategy": "is not offered: the reward on held-out prompts is measured before and after; remove it",
-            "max_prompt_length": "is not needed: prompts without room for an answer are counted and left out",
+            "max_prompt_length": "is not needed: prompts without room for an answer are left out; remove it",
         },
         types={"log_level_replica": _LOG_LEVELS},
     ),
@@ -488,6 +547,8 @@ ARCHITECTURE_REFUSED = {
         ("architectures", "auto_map", "transformers_version"), "is written when the model is saved; remove it"
     ),
 }
+# Architectures of `AnyformerConfig`.
+SHAPES = ("decoder", "encoder", "encoder-decoder")
 KINDS = {"adapter": ADAPTERS, "objective": OBJECTIVES}
 DEFAULT_KIND = {"adapter": "none", "objective": "sft"}
 

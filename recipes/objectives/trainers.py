@@ -44,15 +44,14 @@ def library_trainer(trainer_class: Any, model: Any, arguments: Any, *, adapter: 
 
     from ..adapters import attach
 
-    config = model.config
+    trained = model
     if adapter is not None:
-        set_seed(arguments.seed)
-        model = attach(model, adapter)
+        set_seed(arguments.seed)  # an adapter starts from random numbers
+        trained = attach(model, adapter)
         if arguments.activation_checkpointing:
-            model.enable_input_require_grads()  # nothing else would before the first adapted layer
-    trainer = built(trainer_class, model, arguments, **options)
-    if config.num_experts and config.router_bias_update_rate:
-        move_router_biases(trainer, model)
+            trained.enable_input_require_grads()  # nothing else would before the first adapted layer
+    trainer = built(trainer_class, trained, arguments, **options)
+    move_router_biases(trainer, model)
     return trainer
 
 
@@ -92,9 +91,9 @@ def check_best_metric(train: dict[str, Any], arguments: Any, names: Sequence[str
 
 
 def train_routers(trainer: Any, model: Any) -> None:
-    """Let a mixture of experts train as its config says.
+    """Let a mixture of experts train as its config says, where the trainer has a forward of its own.
 
-    The trainer's own forward knows the load-balancing loss of a softmax router alone; the model answers for all kinds.
+    TRL's forward knows the load-balancing loss of a softmax router alone; the model answers for all kinds.
     """
     config = model.config
     if config.router_aux_loss_coef or config.router_z_loss_coef:
@@ -115,17 +114,16 @@ def train_routers(trainer: Any, model: Any) -> None:
         model.forward = forward
         # What comes back is weighted already.
         trainer.aux_loss_enabled, trainer.router_aux_loss_coef = True, 1.0
-
-    if config.router_bias_update_rate:
-        move_router_biases(trainer, model)
+    move_router_biases(trainer, model)
 
 
 def move_router_biases(trainer: Any, model: Any) -> None:
-    """Move the routers' choosing biases towards an even load after each step."""
+    """Move the routers' choosing biases towards an even load after each step, where the config says so; see `moe`."""
     from transformers import TrainerCallback
 
     class MoveRouterBiases(TrainerCallback):
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             model.update_router_biases()
 
-    trainer.add_callback(MoveRouterBiases())
+    if model.config.num_experts and model.config.router_bias_update_rate:
+        trainer.add_callback(MoveRouterBiases())

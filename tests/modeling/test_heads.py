@@ -118,6 +118,12 @@ def test_masked_lm_loss_is_not_shifted_and_pretraining_adds_the_pair(tiny):
         for i in (0, 1)
     ]
     torch.testing.assert_close(sum(halves), expected)
+    # Rows of unlike numbers of masked tokens: what the rows give one by one is what the batch gives.
+    labels[0, :3] = -100
+    both = {"labels": labels, "next_sentence_label": follows}
+    parts = [{name: value[i : i + 1] for name, value in both.items()} for i in (0, 1)]
+    total = sum(model(tokens[i : i + 1], **part, num_items_in_batch=5).loss for i, part in enumerate(parts))
+    torch.testing.assert_close(model(tokens, **both, num_items_in_batch=5).loss, total, rtol=0, atol=1e-5)
 
 
 def test_seq2seq_shifts_once_and_ignored_labels_never_reach_the_decoder(tiny):
