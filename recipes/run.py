@@ -98,7 +98,7 @@ def prepare(recipe: Recipe) -> Prepared:
     entry = OBJECTIVES[recipe.objective.kind]
     assert entry.config is not None
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
-    arguments = training_arguments(entry.config, recipe.train | output)
+    arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
     config, tokenizer = config_and_tokenizer(recipe.model, entry.shapes)
     objective = objective_class(recipe.objective.kind)(recipe, arguments, config, tokenizer)
     splits = load_splits(recipe.data)
@@ -109,6 +109,7 @@ def prepare(recipe: Recipe) -> Prepared:
     if trainable == 0:
         raise UserError("adapter: no parameter would be trained")
     sizes: dict[str, Any] = {"sequences": objective.sequences(train.report), "head": objective.head}
+    sizes |= {"beside": objective.beside(), "passes": objective.passes}
     plan = make_plan(config, recipe.model.dtype, trainable, arguments, train.report, **sizes)
     if plan.steps == 1 and arguments.get_warmup_steps(plan.steps) > 0:
         raise UserError(
