@@ -38,13 +38,16 @@ class Prepared:
     plan: "Plan"
 
 
-def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False, dry_run: bool = False) -> Path:
+def run_recipe(
+    recipe: Recipe, *, resume: bool = False, overwrite: bool = False, dry_run: bool = False, check: bool = False
+) -> Path:
     """Run a recipe and return the run folder.
 
     Args:
         resume: go on from the newest checkpoint in the run folder.
         overwrite: replace a run that the folder holds.
         dry_run: stop after the plan; nothing is written and no weight is loaded.
+        check: make the costly checks of `flight_checks` too, before the first step.
 
     Raises:
         UserError: whatever the user can mend; found before training wherever the facts allow.
@@ -71,7 +74,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False,
             return folder.path
         # Only now is an earlier run replaced: all that can be refused beforehand has not been.
         folder.open(recipe.to_yaml(), resume=resume)
-        _Run(recipe, prepared, folder, console).execute(resume=resume)
+        _Run(recipe, prepared, folder, console).execute(resume=resume, check=check)
     except ConversionError as error:
         raise UserError(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -127,11 +130,11 @@ class _Run:
         self.objective, self.tokenizer = prepared.objective, prepared.tokenizer
         self.started = time.monotonic()
 
-    def execute(self, *, resume: bool) -> None:
+    def execute(self, *, resume: bool, check: bool) -> None:
         model = self.load()
         if self.recipe.eval.before and not (resume and "before" in self.folder.metrics):
             self.folder.update_metrics(**self.measure(model, "before"))
-        trainer, result = self.train(model, resume=resume)
+        trainer, result = self.train(model, resume=resume, check=check)
         if not trainer.is_world_process_zero():
             return
         trained = self.detach(trainer)
@@ -194,19 +197,25 @@ class _Run:
         samples = self.objective.samples(model, rows)
         return {when: figures, f"samples_{when}": [asdict(sample) for sample in samples]}
 
-    def train(self, model: Any, *, resume: bool) -> tuple[Any, Any]:
+    def train(self, model: Any, *, resume: bool, check: bool) -> tuple[Any, Any]:
         """The trainer after training, and its result."""
         from .adapters import check_trained, check_weights, peft_config
+        from .flight_checks import FlightChecks, thorough_checks
         from .report import check_finite
 
         held_out = self.prepared.held_out.dataset if self.prepared.held_out else None
         adapter = peft_config(self.recipe.adapter, self.objective)
         trainer = self.objective.trainer(model, self.prepared.train.dataset, held_out, adapter)
-        checkpoint = str(self.folder.checkpoints[-1]) if resume else None
+        checkpoint = self.folder.checkpoints[-1] if resume else None
+        trainer.add_callback(FlightChecks(checkpoint, self.warn))
+        if check:
+            for name, outcome in (done := thorough_checks(trainer)).items():
+                self.console.print(f"Check: {name}: {outcome}.", markup=False)
+            self.folder.update_metrics(checks=done)
         for broken, part in self.folder.broken_checkpoints if resume else ():
-            self.console.print(f"Warning: {broken.name} is passed over: {part}.", markup=False)
+            self.warn(f"{broken.name} is passed over: {part}")
         try:
-            result = trainer.train(resume_from_checkpoint=checkpoint)
+            result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except KeyboardInterrupt:
             if saved := self.folder.checkpoints:
                 self.console.print(f"\nStopped. The same command with --resume goes on from {saved[-1].name}.")
@@ -269,6 +278,9 @@ class _Run:
         }
         write_card(self.folder.path, self.recipe.to_yaml(), base, metrics)
 
+    def warn(self, text: str) -> None:
+        self.console.print(f"Warning: {text}.", markup=False)
+
     @property
     def auto_class(self) -> str:
         """The Auto class that opens what is saved."""
@@ -286,6 +298,7 @@ class _Run:
         from .models import load_pretrained
 
         model = load_pretrained(str(self.folder.path), auto_class=self.auto_class)
+        self.objective.check_saved(model)
         if self.prepared.held_out is None:
             return
         again = self.objective.measure(model, self.prepared.splits.eval, self.prepared.held_out)

@@ -84,6 +84,7 @@ def _repo(value: str) -> str:
     return value
 
 
+Role = Literal["system", "user", "assistant"]
 PathText = Annotated[str, AfterValidator(_model_path)]
 Source = Annotated[str | list[str], AfterValidator(_source)]
 
@@ -222,7 +223,7 @@ class SftObjective(ObjectiveSection):
     """`objective: {kind: sft}`: supervised fine-tuning."""
 
     kind: Literal["sft"] = "sft"
-    loss_on: Literal["completion", "all"] = "completion"
+    loss_on: Literal["completion", "assistant", "all"] | Annotated[list[Role], Field(min_length=1)] = "completion"
 
 
 class RewardObjective(ObjectiveSection):

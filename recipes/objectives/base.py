@@ -106,6 +106,18 @@ class Objective:
             model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
             model.generation_config.pad_token_id = self.tokenizer.pad_token_id
 
+    def check_saved(self, model: Any) -> None:
+        """Look at the saved model as it was opened again.
+
+        Raises:
+            UserError: it is not what was meant to be saved.
+        """
+        from ..flight_checks import check_stops
+        from ..tokenize_sft import stop_ids
+
+        if self.head in ("causal_lm", "seq2seq_lm"):
+            check_stops(model, stop_ids(self.tokenizer))
+
     def save_extra(self, trainer: Any, folder: Any) -> None:
         """Write beside the model what belongs to the result and is no part of the model, such as a value head."""
 
