@@ -9,7 +9,9 @@ from pydantic import BaseModel, ValidationError
 
 from . import schema
 from .introspection import class_fields
+from .row_formats import FORMATS
 from .schema import KINDS, SECTIONS, Recipe
+from .sources import BUILT_IN
 from .yaml_tree import TOKEN, Path, kind_of, redact
 
 Fault = tuple[Path, str]
@@ -324,11 +326,14 @@ def _across_model(model: dict[str, Any], given: bool) -> Iterator[Fault]:
 def _across_data(data: dict[str, Any]) -> Iterator[Fault]:
     if data.get("eval_source") is not None and data.get("eval_fraction"):
         yield ("data", "eval_fraction"), "eval_source names the held-out rows already: remove one of the two"
-    if data.get("source") == "stdlib-docstrings":
-        if data.get("format") in ("messages", "text"):
-            yield ("data", "format"), f"stdlib-docstrings is prompt-completion, not {data['format']}: remove the key"
+    source = data.get("source")
+    built_in = BUILT_IN.get(source) if isinstance(source, str) else None
+    if built_in is not None:
+        wanted = data.get("format")
+        if wanted in FORMATS and wanted not in built_in.formats:
+            yield ("data", "format"), f"{source} is {built_in.format}, not {wanted}: remove the key"
         if data.get("columns"):
-            yield ("data", "columns"), "stdlib-docstrings has no columns to rename: remove the key"
+            yield ("data", "columns"), f"{source} has no columns to rename: remove the key"
 
 
 def _across_train(sections: dict[str, Any], data: dict[str, Any]) -> Iterator[Fault]:

@@ -45,7 +45,7 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     held = prepared.held_out.report.rows_kept if prepared.held_out else 0
     console.print(f"[bold]{'format':>11}[/bold]  {escape(report.recognised)}")
     console.print(f"[bold]{'held out':>11}[/bold]  {held:,} rows: {escape(report.split)}")
-    left_out = {**tokens.dropped, "unreadable": report.rows_skipped}
+    left_out = {**tokens.dropped, "unusable": report.rows_skipped}
     dropped = ", ".join(f"{count:,} {cause}" for cause, count in left_out.items() if count) or "none"
     console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}")
     unstopped = tokens.rows_kept - tokens.stopped

@@ -104,7 +104,7 @@ def prepare(recipe: Recipe) -> Prepared:
     arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
     config, tokenizer = config_and_tokenizer(recipe.model, entry.shapes)
     objective = objective_class(recipe.objective.kind)(recipe, arguments, config, tokenizer)
-    splits = load_splits(recipe.data)
+    splits = load_splits(recipe.data, accepts=objective.formats)
     objective.configure(splits)
     train = objective.prepare(splits.train)
     held_out = objective.prepare(splits.eval) if splits.eval else None

@@ -37,6 +37,13 @@ DATA_FIELDS = (
     "input",
     "output",
     "system",
+    "chosen",
+    "rejected",
+    "label",
+    "tokens",
+    "tags",
+    "source",
+    "target",
 )
 # Forms of rows, see `data.load_splits`.
 FORMATS = ("prompt-completion", "messages", "text")

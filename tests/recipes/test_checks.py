@@ -319,7 +319,7 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     from transformers.training_args import OptimizerNames, trainer_log_levels
 
     from anyformer.modeling.attention import ALL_ATTENTION_FUNCTIONS
-    from anyformer.recipes import data
+    from anyformer.recipes.row_formats import SHAPES
 
     trainer = class_fields(*schema.OBJECTIVES["sft"].config)
     lora = class_fields(*schema.ADAPTERS["lora"].config)
@@ -332,4 +332,4 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     assert {"eager", *ALL_ATTENTION_FUNCTIONS} >= set(
         schema.ModelSection.model_fields["attn_implementation"].annotation.__args__
     )
-    assert {name for shape in data._SHAPES for name in (*shape.keys, *shape.optional)} == set(schema.DATA_FIELDS)
+    assert {name for shape in SHAPES for name in (*shape.keys, *shape.optional)} == set(schema.DATA_FIELDS)
