@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from .introspection import StrictModel, class_constant, class_fields
+from .row_formats import FORMATS
 from .yaml_tree import kind_of, write_yaml
 
 # Our field names that `data.columns` can map a file's columns to.
@@ -45,8 +46,6 @@ DATA_FIELDS = (
     "source",
     "target",
 )
-# Forms of rows, see `data.load_splits`.
-FORMATS = ("prompt-completion", "messages", "text")
 _PACKAGE = re.compile(r"package:[A-Za-z_]\w*/[^/\s][^\n]*")
 
 

@@ -49,7 +49,10 @@ class KahnemanTverskyTuning(ReferencedTuning):
             def _prepare_dataset(self, dataset: Any, *given: Any) -> Any:
                 return dataset  # tokenised already, mismatched answers included
 
-        return self.build_from_start(Trainer, model, train, held_out, adapter)
+        trainer = self.build_from_start(Trainer, model, train, held_out, adapter)
+        if trainer.calculate_KL:
+            trainer.not_additive = "the KL divergence is estimated on a batch"
+        return trainer
 
     def held_out_log_probs(self, model: Any, dataset: Any) -> "LogProbs":
         return self.log_probs(model, [(row["prompt_ids"], row["completion_ids"]) for row in dataset])

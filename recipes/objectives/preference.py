@@ -148,7 +148,10 @@ class DirectPreferenceTuning(ReferencedTuning):
             def _prepare_dataset(self, dataset: Any, *given: Any) -> Any:
                 return dataset  # tokenised already
 
-        return self.build_from_start(Trainer, model, train, held_out, adapter)
+        trainer = self.build_from_start(Trainer, model, train, held_out, adapter)
+        if {"aot", "aot_unpaired", "sft"} & set(self.arguments.loss_type):
+            trainer.not_additive = "the loss is taken over a batch, not pair by pair"
+        return trainer
 
     def held_out_log_probs(self, model: Any, dataset: Any) -> "LogProbs":
         import torch

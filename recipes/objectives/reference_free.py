@@ -25,6 +25,8 @@ class _ReferenceFree(PreferenceTuning):
         if model.config.num_experts:
             train_routers(trainer, plain_model(model))
             trainer.aux_loss_coef = 1.0  # what comes back is weighted already
+        if getattr(self.arguments, "cpo_alpha", 1.0):
+            trainer.not_additive = "the likelihood is a mean over a batch's tokens"
         return trainer
 
     def trainer_class(self) -> Any:

@@ -122,10 +122,15 @@ def test_a_frozen_copy_is_in_the_plan(objective):
     assert objective("train.sync_ref_model=true").beside() == {"reference": parameters}
 
 
-@pytest.mark.parametrize("case", ["full", "copy", "fresh", "further"])
+HEAD = "adapter={kind: lora, r: 4, target_modules: all-linear, modules_to_save: [lm_head]}"
+
+
+@pytest.mark.parametrize("case", ["full", "copy", "fresh", "head", "further"])
 def test_the_reference_is_the_model_as_it_was(objective, case):
     """The loss of a policy that has moved, against log-probabilities that were taken by hand before."""
-    tuned = objective(*{"fresh": [LORA], "copy": ["train.precompute_ref_log_probs=false"]}.get(case, []))
+    tuned = objective(
+        *{"fresh": [LORA], "head": [HEAD], "copy": ["train.precompute_ref_log_probs=false"]}.get(case, [])
+    )
     model = model_of(tuned)
     model = continued(model).eval() if case == "further" else model.eval()
     batch = trainer_batch(objective)
