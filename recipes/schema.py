@@ -268,6 +268,14 @@ class SimpoObjective(ObjectiveSection):
     kind: Literal["simpo"] = "simpo"
 
 
+class DistillObjective(ObjectiveSection):
+    """`objective: {kind: distill}`: learn a teacher's distribution over tokens."""
+
+    kind: Literal["distill"] = "distill"
+    teacher: PathText
+    loss_on: Literal["completion", "assistant", "all"] | Annotated[list[Role], Field(min_length=1)] = "completion"
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """One value of a section's `kind`.
@@ -396,6 +404,23 @@ _REWARD_TYPES = {
     "pad_to_multiple_of": _PAD_MULTIPLE,
     "center_rewards_coefficient": Annotated[float, Field(ge=0)] | None,
 }
+_DISTILL_REFUSED = _SFT_REFUSED | {
+    "teacher_model_name_or_path": "is objective.teacher",
+    "teacher_model_init_kwargs": "is not used: the teacher has the dtype and the attention of model:",
+    **dict.fromkeys(
+        ("packing", "eval_packing", "padding_free", "packing_strategy"),
+        "is not possible here: the teacher and sampled answers need rows by themselves",
+    ),
+    **dict.fromkeys(
+        ("loss_type", "dataset_num_proc", "remove_unused_columns", "pad_to_multiple_of", "shuffle_dataset"), _NO_EFFECT
+    ),
+}
+_DISTILL_TYPES = {
+    "log_level_replica": _LOG_LEVELS,
+    "temperature": Annotated[float, Field(gt=0)],
+    "max_new_tokens": Annotated[int, Field(ge=1)],
+    **dict.fromkeys(("lmbda", "beta"), Annotated[float, Field(ge=0, le=1)]),
+}
 _CPO_CONFIG = ("trl.experimental.cpo.cpo_config", "CPOConfig")
 OBJECTIVES = {
     "sft": Kind(
@@ -448,6 +473,13 @@ OBJECTIVES = {
         refused=_SIMPO_REFUSED,
         types=_CPO_TYPES,
         defaults={"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 1.0},
+    ),
+    "distill": Kind(
+        DistillObjective,
+        ("trl.experimental.gkd.gkd_config", "GKDConfig"),
+        code="distillation:Distillation",
+        refused=_DISTILL_REFUSED,
+        types=_DISTILL_TYPES,
     ),
 }
 ARCHITECTURE_REFUSED = {

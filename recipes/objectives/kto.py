@@ -67,8 +67,7 @@ class KahnemanTverskyTuning(ReferencedTuning):
         """
         import torch
 
-        start = self.held_out_start(model, prepared.dataset)
-        now = self.held_out_log_probs(model, prepared.dataset)
+        start, now = self.start_and_now(model, prepared.dataset)
         good = torch.tensor(prepared.dataset["label"])
         rewards = self.arguments.beta * (now.answer - start.answer)
         signed = torch.where(good, rewards, -rewards)

@@ -99,11 +99,13 @@ class ReferencedTuning(PreferenceTuning):
             return {}
         return {"reference": self.config.counts(head=self.head).total_parameters}
 
-    def held_out_start(self, model: Any, dataset: Any) -> "LogProbs":
-        """Log-probabilities of the held-out answers under the model as it was when first asked: before training."""
+    def start_and_now(self, model: Any, dataset: Any) -> "tuple[LogProbs, LogProbs]":
+        """Log-probabilities of the held-out answers under the model as it was when first asked, which is before
+        training, and as it is."""
+        now = self.held_out_log_probs(model, dataset)
         if self.start is None:
-            self.start = self.held_out_log_probs(model, dataset)
-        return self.start
+            self.start = now
+        return self.start, now
 
     def held_out_log_probs(self, model: Any, dataset: Any) -> "LogProbs":
         """Log-probabilities of all held-out answers."""
@@ -117,8 +119,8 @@ class ReferencedTuning(PreferenceTuning):
         """
         from peft import PeftModel
 
-        if held_out is not None:
-            self.held_out_start(model, held_out)
+        if held_out is not None and self.start is None:
+            self.start_and_now(model, held_out)
         continued = isinstance(model, PeftModel)
         reference = None
         if continued:
@@ -170,8 +172,7 @@ class DirectPreferenceTuning(ReferencedTuning):
         """
         from torch.nn.functional import softplus
 
-        start = self.held_out_start(model, prepared.dataset)
-        now = self.held_out_log_probs(model, prepared.dataset)
+        start, now = self.start_and_now(model, prepared.dataset)
         chosen, rejected = (now.answer - start.answer).chunk(2)
         margins = self.arguments.beta * (chosen - rejected)
         likelier, other = now.answer.chunk(2)
