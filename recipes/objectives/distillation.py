@@ -109,9 +109,9 @@ class Distillation(SupervisedTuning):
             for first in range(0, len(data), size):
                 batch, labels = _padded(data[first : first + size], self.tokenizer.pad_token_id, model.device)
                 on = labels[:, 1:] != -100
-                logits = [m(**batch, use_cache=False).logits[:, :-1][on].float() for m in (model, teacher)]
-                apart += divergence(*logits, beta).sum().item()
-                loss += torch.nn.functional.cross_entropy(logits[0], labels[:, 1:][on], reduction="sum").item()
+                student, target = (m(**batch, use_cache=False).logits[:, :-1][on].float() for m in (model, teacher))
+                apart += divergence(student, target, beta).sum().item()
+                loss += torch.nn.functional.cross_entropy(student, labels[:, 1:][on], reduction="sum").item()
                 count += int(on.sum())
         count = max(count, 1)
         return {"divergence": apart / count, **HeldOut(loss / count, count, len(data)).as_dict()}
