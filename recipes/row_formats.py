@@ -5,17 +5,18 @@ Every row comes out in the canonical form of its format:
     text                  {"text": ...}
     prompt-completion     {"prompt": ..., "completion": ...}
     messages              {"messages": [{"role": ..., "content": ...}, ...]}
-    preference            {"prompt": ..., "chosen": ..., "rejected": ...}
+    preference            {"prompt": ..., "chosen": ..., "rejected": ...}, and "margin": number where it is given
     unpaired-preference   {"prompt": ..., "completion": ..., "label": true or false}
-    classification        {"text": ..., "label": text or whole number}
+    classification        {"text": ..., "label": a class as text or whole number, a list of names, or any number}
     token-classification  {"tokens": [text, ...], "tags": [text or whole number, ...]}
     source-target         {"source": ..., "target": ...}
     prompt                {"prompt": ..., and all other columns as they are}
 
-Prompts, completions, chosen and rejected are all text or all lists of messages. A reason why a row cannot be used
-never quotes the row's content.
+Prompts, completions, chosen and rejected are all text or all lists of messages; a message that is not to be trained on
+has `"train": False`. A reason why a row cannot be used never quotes the row's content.
 """
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -98,7 +99,7 @@ def _messages(value: Any, name: str, *, role_key: str = "role", content_key: str
         here = f"{name}[{index}]"
         if not isinstance(message, dict):
             raise Unusable(f"{here} must be an object with {role_key} and {content_key}")
-        for key in ("tool_calls", "function_call", "weight"):
+        for key in ("tool_calls", "function_call"):
             # Leaving these out would train on something else than the file says.
             if message.get(key) is not None:
                 raise Unusable(f"{here} has {key}, which is not supported")
@@ -107,8 +108,20 @@ def _messages(value: Any, name: str, *, role_key: str = "role", content_key: str
         if role not in ROLES:
             raise Unusable(f"{here}.{role_key} must be system, user or assistant")
         content = _text(message.get(content_key), f"{here}.{content_key}", may_be_empty=True)
-        messages.append({"role": role, "content": content})
+        messages.append({"role": role, "content": content} | _switch(message, here))
     return messages
+
+
+def _switch(message: Row, here: str) -> Row:
+    """`{"train": False}` for a turn that is not trained on: `train: false`, or OpenAI's `weight: 0`."""
+    train, weight = message.get("train"), message.get("weight")
+    if train is not None and not isinstance(train, bool):
+        raise Unusable(f"{here}.train must be true or false, found {type_name(train)}")
+    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+        raise Unusable(f"{here}.weight must be 0 or 1")
+    if train is not None and weight is not None and train != bool(weight):
+        raise Unusable(f"{here} has train and weight, which contradict each other")
+    return {"train": False} if train is False or weight == 0 else {}
 
 
 def _ends_with_assistant(messages: list[Row], name: str) -> list[Row]:
@@ -150,8 +163,8 @@ def _number_or_type(value: Any) -> str:
     return "a number with a fraction" if isinstance(value, float) else type_name(value)
 
 
-def _kind_of_label(value: str | int) -> str:
-    return "text" if isinstance(value, str) else "numbers"
+def _kind_of_label(value: str | float | list[str]) -> str:
+    return "lists" if isinstance(value, list) else "text" if isinstance(value, str) else "numbers"
 
 
 # One row -> its canonical form
@@ -190,6 +203,20 @@ def _from_alpaca(row: Row) -> Row:
 
 def _from_preference(row: Row) -> Row:
     """Chosen and rejected may repeat the prompt, as many published files do; it is taken off."""
+    return _preference(row) | _margin(row)
+
+
+def _margin(row: Row) -> Row:
+    """By how much the chosen answer is better, where the row says so."""
+    margin = row.get("margin")
+    if margin is None:
+        return {}
+    if isinstance(margin, bool) or not isinstance(margin, int | float):
+        raise Unusable(f"margin must be a number, found {type_name(margin)}")
+    return {"margin": float(margin)}
+
+
+def _preference(row: Row) -> Row:
     prompt, chosen, rejected = (row[name] for name in ("prompt", "chosen", "rejected"))
     if not isinstance(chosen, list) and not isinstance(rejected, list):
         if isinstance(prompt, list):
@@ -218,7 +245,7 @@ def _answer_messages(value: Any, name: str) -> list[Row]:
 def _from_implicit_preference(row: Row) -> Row:
     if isinstance(row["chosen"], str) and isinstance(row["rejected"], str):
         raise Unusable("chosen and rejected are text, so a prompt is needed beside them")
-    return _split_prompt(*(_answer_messages(row[name], name) for name in ("chosen", "rejected")))
+    return _split_prompt(*(_answer_messages(row[name], name) for name in ("chosen", "rejected"))) | _margin(row)
 
 
 def _split_prompt(chosen: list[Row], rejected: list[Row]) -> Row:
@@ -248,7 +275,16 @@ def _from_unpaired(row: Row) -> Row:
 
 
 def _from_classification(row: Row) -> Row:
-    return {"text": _text(row["text"], "text"), "label": _label(row["label"], "label")}
+    text, label = _text(row["text"], "text"), row["label"]
+    if isinstance(label, list):  # none, one or several names
+        return {"text": text, "label": [_text(name, f"label[{i}]") for i, name in enumerate(label)]}
+    if isinstance(label, str):
+        return {"text": text, "label": _text(label, "label")}
+    if isinstance(label, bool) or not isinstance(label, int | float):
+        raise Unusable(f"label must be text, a number or a list of text, found {type_name(label)}")
+    if not math.isfinite(label):
+        raise Unusable("label is not a finite number")
+    return {"text": text, "label": label}
 
 
 def _from_token_classification(row: Row) -> Row:
@@ -279,12 +315,12 @@ _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", 
 
 # The richest first: a row is taken for the first that it fits.
 SHAPES = (
-    Shape("preference pairs", "preference", ("prompt", "chosen", "rejected"), (), _from_preference),
+    Shape("preference pairs", "preference", ("prompt", "chosen", "rejected"), ("margin",), _from_preference),
     Shape(
         "preference pairs, their shared messages taken as the prompt",
         "preference",
         ("chosen", "rejected"),
-        (),
+        ("margin",),
         _from_implicit_preference,
     ),
     Shape("messages", "messages", ("messages",), (), _from_messages),

@@ -103,7 +103,8 @@ def prepare(recipe: Recipe) -> Prepared:
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
     arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
     config, tokenizer = config_and_tokenizer(recipe.model, entry.shapes)
-    objective = objective_class(recipe.objective.kind)(recipe, arguments, config, tokenizer)
+    kind = objective_class(recipe.objective.kind, config.architecture)
+    objective = kind(recipe, arguments, config, tokenizer)
     splits = load_splits(recipe.data, accepts=objective.formats)
     objective.configure(splits)
     train = objective.prepare(splits.train)
@@ -153,9 +154,10 @@ class _Run:
         self.report(metrics)
         self.open_again(metrics)
         self.folder.update_metrics(finished=True)
-        show_result(self.console, self.folder, metrics)
+        show_result(self.console, self.folder, metrics, self.objective.remarks(metrics))
         self.push()
-        show_next(self.console, self.folder, pushed=self.recipe.hub is not None)
+        can_chat = self.objective.head == "causal_lm" and bool(self.tokenizer.chat_template)
+        show_next(self.console, self.folder, chat=can_chat, pushed=self.recipe.hub is not None)
 
     def load(self) -> Any:
         """The weights, under the objective's head; an import is compared with the stock class."""
@@ -207,8 +209,8 @@ class _Run:
         adapter = peft_config(self.recipe.adapter, self.objective)
         trainer = self.objective.trainer(model, self.prepared.train.dataset, held_out, adapter)
         checkpoint = self.folder.checkpoints[-1] if resume else None
-        trainer.add_callback(FlightChecks(checkpoint, self.warn))
-        if check:
+        trainer.add_callback(FlightChecks(checkpoint, self.warn, not self.objective.samples_its_data))
+        if check and not self.objective.samples_its_data:
             for name, outcome in (done := thorough_checks(trainer)).items():
                 self.console.print(f"Check: {name}: {outcome}.", markup=False)
             self.folder.update_metrics(checks=done)

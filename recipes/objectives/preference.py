@@ -22,7 +22,7 @@ class PreferenceTuning(Objective):
     """What objectives on pairs of a chosen and a rejected answer share."""
 
     formats: ClassVar[tuple[str, ...]] = ("preference",)
-    shown: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "margin")
+    shown: tuple[str, ...] = ("loss", "accuracy", "margin")
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
         from ..tokenize_pairs import tokenize_pairs

@@ -4,7 +4,7 @@ Those of the standard library are on every machine. The others are fetched once,
 are first used; none is part of this project.
 """
 
-from . import cmudict, docstrings, gsm8k, halueval, peoples_daily, stdlib_text, tweets
+from . import cmudict, docstrings, gsm8k, halueval, peoples_daily, stdlib_text, stdlib_tokens, tweets
 from .base import BuiltIn, Loaded, in_held_out_part
 from .docstrings import describe_python
 
@@ -32,6 +32,15 @@ BUILT_IN: dict[str, BuiltIn] = {
             origin=describe_python(),
             unit="modules",
             load=stdlib_text.load,
+        ),
+        BuiltIn(
+            name="stdlib-tokens",
+            formats=("token-classification",),
+            description="Lines of Python's own modules, each token with its role: a name called, assigned, imported.",
+            licence=_PYTHON_LICENCE,
+            origin=describe_python(),
+            unit="modules",
+            load=stdlib_tokens.load,
         ),
         BuiltIn(
             name="halueval-qa",

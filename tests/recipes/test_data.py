@@ -220,7 +220,9 @@ def test_a_bad_row_is_located_without_quoting_it(write, line, reason):
         ([*CHAT, {"role": "user", "content": "hunter2"}], r"must end with an assistant message, ends with user"),
         ([CHAT[0], {"role": "assistant", "content": "\n"}], r"the last assistant message of messages is empty"),
         ([CHAT[0], {**CHAT[1], "tool_calls": [{}]}], r"messages\[1\] has tool_calls, which is not supported"),
-        ([CHAT[0], {**CHAT[1], "weight": 0}], r"messages\[1\] has weight, which is not supported"),
+        ([CHAT[0], {**CHAT[1], "weight": 0.5}], r"messages\[1\]\.weight must be 0 or 1"),
+        ([CHAT[0], {**CHAT[1], "train": "no"}], r"messages\[1\]\.train must be true or false, found text"),
+        ([CHAT[0], {**CHAT[1], "train": True, "weight": 0}], r"messages\[1\] has train and weight, which contradict"),
     ],
 )
 def test_bad_conversations(write, messages, reason):

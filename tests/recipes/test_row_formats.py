@@ -159,6 +159,18 @@ ASK, ANSWER, WORSE = CHAT[:1], CHAT[1:], [{"role": "assistant", "content": "Go a
             {"text": "t", "label": 0},
         ),
         (
+            {"text": "t", "label": -0.5},
+            "classification",
+            "text and label with labels as numbers",
+            {"text": "t", "label": -0.5},
+        ),
+        (
+            {"text": "t", "label": ["old", "rare"]},
+            "classification",
+            "text and label with labels as lists",
+            {"text": "t", "label": ["old", "rare"]},
+        ),
+        (
             {"tokens": ["New", "York"], "tags": ["B-LOC", "I-LOC"], "id": "1"},
             "token-classification",
             "tokens and tags with tags as text",
@@ -271,24 +283,23 @@ PAIR = {"prompt": "p", "chosen": "c", "rejected": "r"}
             r"completion is empty",
         ),
         ("classification", {"text": "t", "label": "a"}, {"text": "hunter2", "label": ""}, r"label is empty"),
-        ("classification", {"text": "t", "label": 1}, {"text": "t", "label": -1}, r"label is negative: .*from 0"),
         (
             "classification",
             {"text": "t", "label": 1},
             {"text": "t", "label": True},
-            r"label must be text or a whole number, found a boolean",
+            r"label must be text, a number or a list of text, found a boolean",
         ),
         (
             "classification",
-            {"text": "t", "label": 1},
-            {"text": "t", "label": 0.5},
-            r"label must be text or a whole number, found a number with a fraction",
+            {"text": "t", "label": ["a"]},
+            {"text": "t", "label": ["a", 3]},
+            r"label\[1\] must be text, found a number",
         ),
         (
             "classification",
             {"text": "t", "label": 1},
             {"text": "t", "label": None},
-            r"label must be text .* found null",
+            r"label must be text, a number or a list of text, found null",
         ),
         ("classification", {"text": "t", "label": 1}, {"text": "", "label": 1}, r"text is empty"),
         (
@@ -426,3 +437,17 @@ def test_rows_with_one_question_stay_together(write, row):
         for side in (splits.train, splits.eval)
     ]
     assert len(splits.eval) == 8 and len(asked[0]) == 16 and len(asked[1]) == 4 and not asked[0] & asked[1]
+
+
+@pytest.mark.parametrize("switch", [{"train": False}, {"weight": 0}, {"train": False, "weight": 0}])
+def test_a_turn_that_is_not_trained_on_keeps_its_switch(write, switch):
+    rows = [{"messages": [CHAT[0], {**CHAT[1], **switch}, CHAT[0], {**CHAT[1], "weight": 1}]}]
+    splits = load_splits(section(write("off.jsonl", rows)))
+    assert splits.train == [{"messages": [CHAT[0], {**CHAT[1], "train": False}, *CHAT]}]
+
+
+def test_a_margin_stays_beside_its_pair(write):
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    assert load_splits(section(write("m.jsonl", [row | {"margin": 2}]))).train == [row | {"margin": 2.0}]
+    with pytest.raises(UserError, match="margin must be a number, found text"):
+        rows_of(write("bad.jsonl", [row | {"margin": "much"}]))
