@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .evaluation import _evaluation, _padded
+from .evaluation import evaluating
+from .padding import pad_rows
 
 if TYPE_CHECKING:
     import torch
@@ -42,11 +43,13 @@ def log_probs(
 
     values = torch.zeros(4, len(sequences), dtype=torch.float64)
     order = sorted(range(len(sequences)), key=lambda index: len(sequences[index][0]) + len(sequences[index][1]))
-    with _evaluation(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for first in range(0, len(order), batch_size):
             chosen = order[first : first + batch_size]
             ids = [[*sequences[index][0], *sequences[index][1]] for index in chosen]
-            batch, labels = _padded([{"input_ids": row, "labels": row} for row in ids], pad_token_id, model.device)
+            padded = pad_rows([{"input_ids": row, "labels": row} for row in ids], pad_token_id)
+            batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
+            labels = batch.pop("labels")
             logits = model(**batch, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
             real = labels[:, 1:] != -100
             scores = torch.zeros(real.shape, dtype=torch.float64, device=real.device)

@@ -100,14 +100,17 @@ class Distillation(SupervisedTuning):
         cross-entropy with the data."""
         import torch
 
-        from ..evaluation import HeldOut, _evaluation, _padded
+        from ..evaluation import HeldOut, evaluating
+        from ..padding import pad_rows
 
         size, beta = self.recipe.eval.batch_size, self.arguments.beta
         data = sorted((dict(row) for row in prepared.dataset), key=lambda row: len(row["input_ids"]))
         teacher, apart, loss, count = self.teacher.to(model.device), 0.0, 0.0, 0
-        with _evaluation(model), torch.no_grad():
+        with evaluating(model), torch.no_grad():
             for first in range(0, len(data), size):
-                batch, labels = _padded(data[first : first + size], self.tokenizer.pad_token_id, model.device)
+                padded = pad_rows(data[first : first + size], self.tokenizer.pad_token_id)
+                batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
+                labels = batch.pop("labels")
                 on = labels[:, 1:] != -100
                 student, target = (m(**batch, use_cache=False).logits[:, :-1][on].float() for m in (model, teacher))
                 apart += divergence(student, target, beta).sum().item()
@@ -150,16 +153,15 @@ class _Collator:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         import torch
 
-        from ..evaluation import _padded
+        from ..padding import pad_rows
 
-        batch, labels = _padded(rows, self.pad_token_id, torch.device("cpu"))
         prompts = [row["input_ids"][: _last_answer(row["labels"])] for row in rows]
         width = max(map(len, prompts))
         ids = torch.full((len(rows), width), self.pad_token_id)
         mask = torch.zeros_like(ids)
         for index, prompt in enumerate(prompts):
             ids[index, width - len(prompt) :], mask[index, width - len(prompt) :] = torch.tensor(prompt), 1
-        return {**batch, "labels": labels, "prompts": ids, "prompt_attention_mask": mask}
+        return {**pad_rows(rows, self.pad_token_id), "prompts": ids, "prompt_attention_mask": mask}
 
 
 def _last_answer(labels: list[int]) -> int:

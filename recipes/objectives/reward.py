@@ -72,25 +72,24 @@ class RewardModelling(PreferenceTuning):
         """The rewards of whole sequences, [sequences] in float64 on the CPU."""
         import torch
 
-        from ..evaluation import _evaluation, _padded
+        from ..evaluation import evaluating
+        from ..padding import pad_rows
 
         size, values = self.recipe.eval.batch_size, torch.zeros(len(sequences), dtype=torch.float64)
         order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
-        with _evaluation(model), torch.no_grad():
+        with evaluating(model), torch.no_grad():
             for first in range(0, len(order), size):
                 chosen = order[first : first + size]
-                rows = [{"input_ids": sequences[index], "labels": sequences[index]} for index in chosen]
-                batch, _ = _padded(rows, self.tokenizer.pad_token_id, model.device)
+                padded = pad_rows([{"input_ids": sequences[index]} for index in chosen], self.tokenizer.pad_token_id)
+                batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
                 values[chosen] = model(**batch, use_cache=False).logits[:, 0].double().cpu()
         return values
 
     def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
         """The rewards of some pairs: a reward model answers nothing."""
-        from ..evaluation import Sample
+        from ..evaluation import Sample, spread
 
-        total = len(self.measured)
-        count = min(self.recipe.eval.samples, total)
-        pairs = self.measured.select([index * total // count for index in range(count)])
+        pairs = spread(self.measured.to_list(), self.recipe.eval.samples)
         rewards = self.rewards(model, [row[side] for side in _SIDES for row in pairs]).chunk(2)
         return [
             Sample(
