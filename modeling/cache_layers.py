@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache, StaticLayer
 
 
@@ -42,3 +43,34 @@ def keep_whole(cache: Cache, required: bool) -> None:
         if held:
             whole.update(layer.keys, layer.values)
         own.layers[index] = whole
+
+
+class HeldKeys:
+    """Keys and values of earlier tokens that are read and not added to: what a checkpointed layer gets for a cache.
+
+    Args:
+        keys, values: [batch, heads, length, width].
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.keys, self.values = keys, values
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those held and the new ones."""
+        return torch.cat((self.keys, keys), dim=-2), torch.cat((self.values, values), dim=-2)
+
+
+def held_by(cache: Cache) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values in a decoder's cache, by layer; none where it is empty.
+
+    Raises:
+        ValueError: a cache that holds something is not a dynamic one.
+    """
+    own: Any = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    filled = {index: layer for index, layer in enumerate(own.layers) if layer.is_initialized}
+    other = [type(layer).__name__ for layer in filled.values() if not isinstance(layer, DynamicLayer)]
+    if other:
+        raise ValueError(f"gradient checkpointing reads dynamic caches alone, and this one has layers of {other[0]}")
+    return {index: (layer.keys, layer.values) for index, layer in filled.items()}

@@ -28,6 +28,7 @@ from .moe import AnyformerRouter
 from .norms import build_norm
 from .outputs import AnyformerHeadOutput, AnyformerModelOutput
 from .paged import PagedGeneration
+from .soft_prompts import SoftPromptGeneration
 
 
 class AnyformerHead(AnyformerPreTrainedModel):
@@ -136,7 +137,7 @@ class HeadTransform(nn.Module):
         return self.norm(self.act_fn(self.dense(hidden_states)))
 
 
-class GenerationHead(LanguageModelHead, PagedGeneration, GenerationMixin):
+class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, GenerationMixin):
     """What `generate` needs of a head."""
 
     def prepare_inputs_for_generation(
@@ -164,12 +165,12 @@ class GenerationHead(LanguageModelHead, PagedGeneration, GenerationMixin):
         lengths = self.config.longrope_lengths
         if not lengths or cache is None or self.config.is_encoder_decoder:
             return False
-        past, mask = cache.get_seq_length(), kwargs.get("attention_mask")
+        past, mask, virtual = cache.get_seq_length(), kwargs.get("attention_mask"), self.virtual_tokens()
         if not past:
             return False
         if mask is None:
             mask = torch.ones_like(input_ids)
-        before, now = (int(mask[:, :end].sum(-1).max()) for end in (past, mask.shape[1]))
+        before, now = (int(mask[:, :end].sum(-1).max()) + virtual for end in (past - virtual, mask.shape[1]))
         return any(before <= length < now for length in lengths)
 
     @staticmethod
@@ -294,6 +295,9 @@ class AnyformerForConditionalGeneration(GenerationHead):
                 # Routers would count the padding behind the last label.
                 targets = (labels != IGNORED).long()
                 decoder_attention_mask = targets.flip(-1).cummax(-1).values.flip(-1)
+                if (held := one_cache(cache, past_key_values)) is not None:  # the prefix of prefix tuning
+                    seen = int(held.get_seq_length())
+                    decoder_attention_mask = nn.functional.pad(decoder_attention_mask, (seen, 0), value=1)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

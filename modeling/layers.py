@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import CrossAttention
+from .cache_layers import HeldKeys
 from .configuration_anyformer import AnyformerConfig
 from .mlp import GatedMLP  # noqa: F401  registers the feed-forward blocks
 from .moe import SparseMLP
@@ -63,6 +64,8 @@ class AnyformerLayer(GradientCheckpointingLayer):
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor | None = None,
         position_bias: torch.Tensor | None = None,
+        held_keys: torch.Tensor | None = None,
+        held_values: torch.Tensor | None = None,
         *,
         attention_mask: dict[str, Any],
         position_embeddings: dict[int, Any] | None = None,
@@ -76,10 +79,13 @@ class AnyformerLayer(GradientCheckpointingLayer):
         Args:
             encoder_hidden_states: [batch, source, hidden_size], where there is an encoder.
             position_bias: [batch or 1, heads, length or 1, context], added to the scores.
+            held_keys, held_values: [batch, heads, held, width], of earlier tokens, where checkpointing has no cache.
             attention_mask: by layer type; position_embeddings: by layer.
             token_mask: [batch, length], true for real tokens: what routers count.
         """
-        own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+        own: Any = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+        if held_keys is not None and held_values is not None:
+            own = HeldKeys(held_keys, held_values)
 
         def attention(x: torch.Tensor) -> torch.Tensor:
             return self.self_attn(

@@ -45,9 +45,10 @@ def attention_masks(
         attention_mask = attention_mask.bool()  # a kernel would add 1 and 0
     packed = None if documents is None else packed_sequence_mask_function(documents)
     arguments: dict[str, Any] = {"config": config, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
+    arguments["cache"] = cache  # an encoder's holds the prefix that it was tuned with, if there is one
     if causal:
         # Without positions: the library would look for packed documents in them, by rules that let them leak.
-        arguments |= {"cache": cache, "position_ids": None}
+        arguments["position_ids"] = None
         full, sliding = create_causal_mask, create_sliding_window_causal_mask
     else:
         full, sliding = create_bidirectional_mask, create_bidirectional_sliding_window_mask
@@ -56,6 +57,8 @@ def attention_masks(
     counted = _real_indices(attention_mask) if windows else None
     if windows and cache is not None and _padding_follows(attention_mask):
         keep_whole(cache, required=counted is not None)
+    if counted is not None and cache is not None:
+        counted = _as_wide_as(counted, max(sum(sizes) for sizes in _key_columns(cache, inputs_embeds.shape[1])))
     masks = {}
     for layer_type in types:
         if layer_type == "sliding_attention" and counted is None:
@@ -141,6 +144,16 @@ def _real_indices(attention_mask: Any) -> torch.Tensor | None:
     return (real.long().cumsum(-1) - 1).clamp(min=0) if holes.any() else None
 
 
+def _key_columns(cache: Cache, length: int) -> list[tuple[int, int]]:
+    """Number of keys and index of the first, layer by layer, once `length` tokens more are cached."""
+    return [cache.get_mask_sizes(length, layer) for layer in range(len(cache))] or [(length, 0)]
+
+
+def _as_wide_as(counted: torch.Tensor, columns: int) -> torch.Tensor:
+    """Places of a static cache that hold nothing yet: they lie behind every query, whatever their index."""
+    return nn.functional.pad(counted, (0, max(columns - counted.shape[1], 0)))
+
+
 def positions_for_bias(
     layer: int, hidden_states: torch.Tensor, attention_mask: Any, cache: Cache | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,7 +170,7 @@ def positions_for_bias(
     counted = _real_indices(attention_mask)
     if counted is not None:
         counted = counted.to(device)
-        return counted[:, -length:], counted[:, offset : offset + keys]
+        return counted[:, -length:], _as_wide_as(counted, offset + keys)[:, offset : offset + keys]
     queries = torch.arange(length, device=device) + past
     return queries[None], torch.arange(keys, device=device)[None] + offset
 

@@ -16,6 +16,7 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs, maybe_install_capturing_hooks
 
 from .attention import AnyformerAttention, CrossAttention
+from .cache_layers import held_by
 from .configuration_anyformer import AnyformerConfig
 from .counting import part_of
 from .layers import AnyformerLayer
@@ -187,6 +188,12 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         possible = self._tied_weights_keys or {}
         return {target: source for target, source in possible.items() if flags["encoder." in target]}
 
+    def get_submodule(self, target: str) -> nn.Module:
+        """As the base class. PEFT asks under BERT's name for the embedding of `input_ids`, or guesses by its size."""
+        if target == "embeddings.word_embeddings":
+            return self.get_encoder().get_input_embeddings()
+        return super().get_submodule(target)
+
     def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
         """The encoder of an encoder-decoder, which `generate` runs once."""
         return getattr(self.base_model, "encoder", None) or self
@@ -323,6 +330,8 @@ class AnyformerStack(AnyformerPreTrainedModel):
         # While tracing, `packed` may be one document: it says nothing about whether a cache is of use.
         if self.causal and use_cache and cache is None and (packed is None or is_tracing(packed)):
             cache = self.new_cache(encoder_hidden_states is not None)
+        if encoder_hidden_states is not None and isinstance(cache, DynamicCache):  # keys of the decoder, as a prefix
+            cache = EncoderDecoderCache(cache, DynamicCache())
         if position_ids is None or getattr(attention_mask, "ndim", 0) == 2:  # the paged cache knows no one length
             past = cache.get_seq_length() if cache is not None else 0
             check_width(attention_mask, past, shaped)
@@ -346,13 +355,17 @@ class AnyformerStack(AnyformerPreTrainedModel):
         biases = self.position_biases(hidden_states, attention_mask, cache, position_ids, masks, kwargs)
         # Only routers ask which tokens are real.
         token_mask = _token_mask(attention_mask, hidden_states) if self.config.num_experts else None
+        held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        if cache is not None and self._checkpoints():
+            held, cache = held_by(cache), None  # computed twice, a layer would also write into it twice
         layer: Any
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             # What has a gradient goes in by position: reentrant checkpointing cuts only that off from the graph.
             hidden_states = layer(
                 hidden_states,
                 encoder_hidden_states,
                 biases.get(layer.layer_type),
+                *held.get(index, ()),
                 attention_mask=masks,
                 position_embeddings=rotations,
                 position_ids=position_ids,
@@ -363,6 +376,10 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 **kwargs,
             )
         return AnyformerModelOutput(last_hidden_state=self.norm(hidden_states), cache=cache)
+
+    def _checkpoints(self) -> bool:
+        layer: Any
+        return self.training and torch.is_grad_enabled() and any(layer.gradient_checkpointing for layer in self.layers)
 
     def new_cache(self, crosses: bool) -> Cache:
         """An empty cache; the encoder's keys and values are kept whole whatever window the decoder has."""
