@@ -39,6 +39,7 @@ def train_routers(trainer: Any, model: Any) -> None:
     """
     from transformers import TrainerCallback
 
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = model.config
     if config.router_aux_loss_coef or config.router_z_loss_coef:
         fused = model.forward
