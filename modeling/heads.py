@@ -183,9 +183,7 @@ class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, G
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any):
         given = model_kwargs.get("cache")
-        result = super()._prepare_cache_for_generation(  # type: ignore[misc]
-            generation_config, model_kwargs, *args, **kwargs
-        )
+        result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("cache")
         if cache is not given and isinstance(cache, EncoderDecoderCache):
             # The library sizes it by the decoder's windows, which would cut the encoder's keys.

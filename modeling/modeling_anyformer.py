@@ -191,7 +191,8 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     def get_submodule(self, target: str) -> nn.Module:
         """As the base class. PEFT asks under BERT's name for the embedding of `input_ids`, or guesses by its size."""
         if target == "embeddings.word_embeddings":
-            return self.get_encoder().get_input_embeddings()
+            reader: Any = self.get_encoder()
+            return reader.get_input_embeddings()
         return super().get_submodule(target)
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
@@ -378,8 +379,9 @@ class AnyformerStack(AnyformerPreTrainedModel):
         return AnyformerModelOutput(last_hidden_state=self.norm(hidden_states), cache=cache)
 
     def _checkpoints(self) -> bool:
-        layer: Any
-        return self.training and torch.is_grad_enabled() and any(layer.gradient_checkpointing for layer in self.layers)
+        """Whether a layer of this pass will be computed again in the backward pass."""
+        layers: Any = self.layers
+        return self.training and torch.is_grad_enabled() and any(layer.gradient_checkpointing for layer in layers)
 
     def new_cache(self, crosses: bool) -> Cache:
         """An empty cache; the encoder's keys and values are kept whole whatever window the decoder has."""

@@ -8,6 +8,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from .configuration_anyformer import AnyformerConfig
+from .soft_prompts import soft_prompt_of
 
 
 def is_paged(cache: Any) -> bool:
@@ -41,7 +42,8 @@ class PagedGeneration:
         Raises:
             ValueError: the paged cache cannot serve this config exactly.
         """
-        for problem in _problems(self.config):
+        soft = ["it would run without its soft prompt"] if soft_prompt_of(self) is not None else []
+        for problem in [*soft, *_problems(self.config)]:
             raise ValueError(f"continuous batching cannot serve this model: {problem}; use `generate`")
         with _cache_sizes(self.config):
             manager = super().init_continuous_batching(*args, **kwargs)  # type: ignore[misc]

@@ -5,11 +5,16 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.cache_utils import Cache, StaticLayer
+from transformers.generation import GenerationMode
 
 from .configuration_anyformer import AnyformerConfig
 
 # Those kinds whose virtual tokens come as keys and values in a cache; the others come as embeddings.
 IN_CACHE = ("PREFIX_TUNING", "CARTRIDGE")
+_ONE_BY_ONE = (
+    "a soft prompt (prompt tuning, p-tuning, prefix tuning) generates one token at a time from an empty cache: leave "
+    "out prompt_lookup_num_tokens, assistant_model, prefill_chunk_size and the cache of an earlier call"
+)
 
 
 def soft_prompt_of(model: Any) -> Any:
@@ -59,11 +64,7 @@ class SoftPromptGeneration:
         if self.config.is_encoder_decoder:
             return _behind_prefix(inputs, count)
         if filled and inputs["input_ids"].shape[1] > 1:
-            raise ValueError(
-                "a soft prompt (prompt tuning, p-tuning, prefix tuning) generates one token at a time from an empty "
-                "cache: leave out prompt_lookup_num_tokens, assistant_model, prefill_chunk_size and the cache of an "
-                "earlier call"
-            )
+            raise ValueError(_ONE_BY_ONE)
         return inputs
 
     def _prepare_cache_for_generation(
@@ -76,8 +77,9 @@ class SoftPromptGeneration:
             )
         in_cache = soft_prompt_of(self).peft_type in IN_CACHE  # PEFT makes the cache with the prefix itself
         given, max_cache_length = model_kwargs.get("cache"), max_cache_length + count
-        if given is not None and given.get_seq_length():
-            raise ValueError("a cache of an earlier call cannot go on behind a soft prompt: leave out cache")
+        at_once = generation_mode == GenerationMode.ASSISTED_GENERATION or generation_config.prefill_chunk_size
+        if at_once or (given is not None and given.get_seq_length()):
+            raise ValueError(_ONE_BY_ONE)
         # Masks with the padding between soft prompt and text depend on values, which compiled steps cannot look at.
         generation_config.disable_compile = True
         result = super()._prepare_cache_for_generation(  # type: ignore[misc]
@@ -100,7 +102,8 @@ def _behind_prefix(inputs: dict[str, Any], count: int) -> dict[str, Any]:
 
 def _keep_static_whole(cache: Cache, length: int) -> None:
     """Static layers of a window keep all columns: behind left padding the soft prompt is nearer than its columns."""
+    static = [layer for layer in cache.layers if isinstance(layer, StaticLayer)]
+    longest = max([length, *(layer.max_cache_len for layer in static)])  # masks have one width for all layers
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, StaticLayer) and layer.is_sliding:
-            longest = max([length, *(kept.max_cache_len for kept in cache.layers)])  # masks have one width for all
             cache.layers[index] = StaticLayer(max_cache_len=longest)
