@@ -162,7 +162,7 @@ def _message(item: Any, path: Path, data: dict[str, Any], root: type[BaseModel])
         return _MUST_BE + _choices(context["expected"], item["input"])
     if kind == "string_pattern_mismatch":
         return f"{_MUST_BE}text of the form {context['pattern'].strip('^$')}"
-    if kind == "string_too_short":
+    if kind in ("string_too_short", "too_short"):
         return "is empty"
     return str(item["msg"])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .adapters.bases import check_base_can_be_named, check_published_base, keeps_adapter, published_base
+from .adapters.saved import SOFT_PROMPTS
 from .console import make_console, show_next, show_plan, show_result
 from .errors import UserError
 from .models import hub_id
@@ -280,7 +281,8 @@ class _Run:
         for name in self.objective.shown:
             check_finite(figures[name], f"the held-out {name} {when} training")
         shown = ", ".join(f"{name} {figures[name]:.4f}" for name in self.objective.shown)
-        on = f", on the {self.recipe.model.quantization.bits}-bit base" if when.startswith("quantized") else ""
+        quantization = self.recipe.model.quantization
+        on = f", on the {quantization.bits}-bit base" if quantization and when.startswith("quantized") else ""
         counted = " and ".join(f"{figures[name]:,} {name}" for name in ("rows", "tokens") if name in figures)
         order = when.removeprefix("quantized_")
         self.console.print(f"Held out, {order} training{on}: {shown} ({counted}).")
@@ -384,8 +386,9 @@ class _Run:
             "name": model.path or f"a new {model.preset}",
             "hub_id": hub_id(model),
             "adapter": self.recipe.adapter.kind,
-            "keeps_adapter": keeps_adapter(self.recipe),
-            "quantization": self.recipe.model.quantization,
+            "soft_prompt": self.recipe.adapter.kind in SOFT_PROMPTS,
+            "base": self.published_base,
+            "bits": model.quantization.bits if model.quantization else None,
             "objective": self.recipe.objective.kind,
             "auto_class": self.auto_class,
         }

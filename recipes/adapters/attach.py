@@ -24,13 +24,14 @@ _CONFIGS = {
 
 
 def peft_config(
-    adapter: Any, objective: "type[Objective] | Objective", model: Any, tokenizer_path: str = ""
+    adapter: Any, objective: "type[Objective] | Objective", model: Any, tokenizer_path: str = "model.tokenizer"
 ) -> "PeftConfig | None":
     """The PEFT config of an `adapter` section; None where the model's own weights are trained.
 
     Args:
         model: that it is for, with or without storage.
-        tokenizer_path: the tokenizer's folder or Hub id, for a prompt that starts from a text.
+        tokenizer_path: the tokenizer's folder or Hub id, for a prompt that starts from a text; not read before the
+            adapter is attached.
 
     Raises:
         UserError: values that PEFT refuses, or names and parts that the model does not have.

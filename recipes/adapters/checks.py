@@ -111,10 +111,10 @@ def _soft_prompt(sections: dict[str, dict[str, Any]], kind: str) -> Iterator[Fau
             "attention mla caches one latent a token, and a prefix is keys and values: use prompt-tuning, p-tuning or "
             "lora",
         )
-    start, text = adapter.get("prompt_tuning_init", "RANDOM"), adapter.get("prompt_tuning_init_text")
-    if start == "TEXT" and not text:
+    start, first = adapter.get("prompt_tuning_init", "RANDOM"), adapter.get("prompt_tuning_init_text")
+    if start == "TEXT" and not first:
         yield ("adapter", "prompt_tuning_init_text"), "is missing: prompt_tuning_init is TEXT"
-    if text and start != "TEXT":
+    if first and start != "TEXT":
         yield ("adapter", "prompt_tuning_init_text"), "has no meaning unless prompt_tuning_init is TEXT"
     lstm = adapter.get("encoder_reparameterization_type") == "LSTM"
     for name in ("encoder_num_layers", "encoder_dropout"):

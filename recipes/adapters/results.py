@@ -1,5 +1,6 @@
 """From a trained adapter to what is kept: merged weights, or the adapter beside its base; and back again."""
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,11 @@ def save_adapter(
     # While saving, PEFT would read a named base's config with our class, which a foreign base does not fit.
     config.base_model_name_or_path = ""
     model.save_pretrained(folder, save_embedding_layers=embeddings)
-    config.base_model_name_or_path, config.revision = base, revision
+    config = copy.copy(config)
+    config.base_model_name_or_path, config.revision, config.inference_mode = base, revision, True
+    if getattr(config, "prompt_tuning_init", None) == "TEXT":  # done; the tokenizer need not be where it was
+        config.prompt_tuning_init = "RANDOM"
+        config.prompt_tuning_init_text = config.tokenizer_name_or_path = config.tokenizer_kwargs = None
     config.save_pretrained(folder)
 
 
@@ -123,8 +128,7 @@ def opens_by_itself(folder: Path | str) -> bool:
 def open_adapter(folder: Path | str, auto_class: str, *, trust_remote_code: bool = False) -> Any:
     """Base and adapter as one model of ours, whatever class the base has at its place.
 
-    Generation behind a soft prompt is exact on our classes; PEFT 0.21 on the stock ones drops the prompt after the
-    first step.
+    Generation behind a soft prompt is exact on our classes; on the stock ones PEFT 0.21 loses the prompt meanwhile.
     """
     import transformers
 

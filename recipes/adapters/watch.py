@@ -84,7 +84,9 @@ class Watch:
 
 
 def _must_change(name: str, trained: Iterable[str]) -> bool:
-    """Where a matrix B is zero at first, the first gradient of its A is zero too."""
+    """Where a matrix B is zero at first, the first gradient of its A is zero too; tokens may be absent from the data."""
+    if "trainable_tokens" in name:
+        return False
     other = name.replace("lora_A", "lora_B").replace("lora_embedding_A", "lora_embedding_B")
     return other == name or other not in trained
 
@@ -99,7 +101,7 @@ def _at_begin(watch: Watch, checkpoint: str | None) -> Any:
                 require_equal_to_checkpoint(model, Path(checkpoint))
             watch.started(model, state.global_step)
 
-    return AtBegin()
+    return AtBegin
 
 
 def require_equal_to_checkpoint(model: Any, checkpoint: Path) -> None:
