@@ -128,6 +128,8 @@ class AnyformerConfig(PreTrainedConfig):
         classifier_dropout: before a classifier; default hidden_dropout.
         attention_dropout, hidden_dropout, activation_dropout, embedding_dropout: probabilities on the attention
             weights, on what each block adds, inside the feed-forward block, on the embeddings.
+        loss_chunk_size: tokens whose logits exist at a time in training mode. A language model given labels for more
+            tokens than that computes the same loss chunk by chunk and returns no `logits`; 0: never in chunks.
         initialization: "normal" (standard deviation `initializer_range`), "depth_scaled" (projections into the
             residual stream divided by sqrt(2 * layers): GPT-2) or "fan_in" (1 / sqrt(inputs)).
         initializer_ranges: standard deviations of parts that differ: embeddings, attention, mlp, router, head.
@@ -251,6 +253,7 @@ class AnyformerConfig(PreTrainedConfig):
     hidden_dropout: int | float = 0.0
     activation_dropout: int | float = 0.0
     embedding_dropout: int | float = 0.0
+    loss_chunk_size: int = 1024
     initialization: str = "normal"
     initializer_range: int | float = 0.02
     initializer_ranges: dict[str, float] | None = None

@@ -12,14 +12,22 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import can_return_tuple
+from transformers.utils.import_utils import is_tracing
 
 from .configuration_anyformer import AnyformerConfig
 from .losses import (
     IGNORED,
+    Count,
     causal_lm_loss,
+    is_plain,
+    is_sharded,
+    linear_cross_entropy,
+    next_tokens,
     problem_type_of,
+    recomputed_cross_entropy,
     router_losses,
     sequence_classification_loss,
+    supervised_loss,
     token_loss,
 )
 from .masks import attention_masks
@@ -115,13 +123,48 @@ class LanguageModelHead(AnyformerHead):
 
     def logits_of(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[..., hidden_size] -> [..., vocab_size]."""
-        if self.lm_head_transform is not None:
-            hidden_states = self.lm_head_transform(hidden_states)
-        logits = self.lm_head(hidden_states)
+        return self._scaled(self.lm_head(self._transformed(hidden_states)))
+
+    def _transformed(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states if self.lm_head_transform is None else self.lm_head_transform(hidden_states)
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _chunks(self, hidden_states: torch.Tensor) -> bool:
+        """Whether a loss of hidden states [..., hidden_size] is computed without the logits of all of them."""
+        if not self.training or not 0 < self.config.loss_chunk_size < hidden_states.shape[:-1].numel():
+            return False
+        parts = [part for part in (self.lm_head_transform, self.lm_head) if part is not None]
+        return not is_tracing(hidden_states) and not any(is_sharded(part) for part in parts)
+
+    def _chunked_loss(
+        self, hidden_states: torch.Tensor, targets: torch.Tensor, items: Count, ignore_index: int = IGNORED
+    ) -> torch.Tensor:
+        """`token_loss` of the logits of hidden states [..., hidden_size], `config.loss_chunk_size` tokens at a time."""
+        size = self.config.loss_chunk_size
+
+        def total_of(states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            if is_plain(self.lm_head) and type(self).logits_of is LanguageModelHead.logits_of:
+                return linear_cross_entropy(self._transformed(states), targets, self.lm_head, self._scaled, size)
+            return recomputed_cross_entropy(states, targets, self.logits_of, size)
+
+        return supervised_loss(hidden_states, targets, total_of, items, ignore_index)
+
+    def _loss_and_logits(self, hidden_states: torch.Tensor, labels: Any, items: Count) -> tuple[Any, Any]:
+        """The loss of labels that stand beside the hidden states they belong to, and the logits; None for what is not.
+
+        Args:
+            hidden_states: [batch, length, hidden_size]. labels: [batch, length] or None.
+            items: number of targets of the whole batch, or None.
+        """
+        if labels is not None and self._chunks(hidden_states):
+            return self._chunked_loss(hidden_states, labels, items), None
+        logits = self.logits_of(hidden_states)
+        return None if labels is None else token_loss(logits, labels, items), logits
 
 
 class HeadTransform(nn.Module):
@@ -222,7 +265,8 @@ class AnyformerForCausalLM(GenerationHead):
             logits_to_keep: positions whose logits are wanted: 0 for all, n for the last n, or indices.
 
         Returns:
-            `logits` [batch, kept, vocab_size], `cache`, and with labels `loss`, divided by `num_items_in_batch`
+            `logits` [batch, kept, vocab_size] (None where the loss is computed in chunks: see
+            `AnyformerConfig.loss_chunk_size`), `cache`, and with labels `loss`, divided by `num_items_in_batch`
             where the trainer passes it.
         """
         targets = kwargs.get("shift_labels") if labels is None else labels[:, 1:]
@@ -235,11 +279,19 @@ class AnyformerForCausalLM(GenerationHead):
             use_cache=use_cache,
             **self._router_arguments(targets, kwargs),
         )
-        logits = self.logits_of(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = extra = None
+        kept = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
+        total = kwargs.get("num_items_in_batch")
+        loss = logits = extra = None
+        # A loss function that somebody has put in its place wants logits.
+        if targets is not None and self._chunks(kept) and self.loss_function is causal_lm_loss:
+            pairs = next_tokens(kept, labels, kwargs.get("shift_labels"))
+            loss = self._chunked_loss(*pairs, total, kwargs.get("ignore_index", IGNORED))
+        else:
+            logits = self.logits_of(kept)
+            if targets is not None:
+                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         if targets is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-            items, total = (targets != IGNORED).sum(), kwargs.get("num_items_in_batch")
+            items = (targets != IGNORED).sum()
             loss, extra = self._add_router_losses(loss, outputs, [attention_mask], items, total)
         return self._output(outputs, loss=loss, logits=logits, aux_loss=extra)
 
@@ -283,7 +335,7 @@ class AnyformerForConditionalGeneration(GenerationHead):
                 these are the labels shifted right, so that the decoder predicts each label from those before it.
 
         Returns:
-            `logits` [batch, kept, vocab_size], `cache`, and with labels `loss`.
+            `logits` [batch, kept, vocab_size], `cache`, and with labels `loss`, as `AnyformerForCausalLM.forward`.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             if labels is None:
@@ -309,10 +361,10 @@ class AnyformerForConditionalGeneration(GenerationHead):
             use_cache=use_cache,
             **self._router_arguments(labels, kwargs),
         )
-        logits = self.logits_of(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = extra = None
+        kept = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
+        loss, logits = self._loss_and_logits(kept, labels, num_items_in_batch)
+        extra = None
         if labels is not None:
-            loss = token_loss(logits, labels, num_items_in_batch)
             masks, items = [attention_mask, decoder_attention_mask], (labels != IGNORED).sum()
             loss, extra = self._add_router_losses(loss, outputs, masks, items, num_items_in_batch)
         return self._output(outputs, loss=loss, logits=logits, aux_loss=extra)
@@ -339,7 +391,11 @@ class AnyformerForMaskedLM(LanguageModelHead):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> AnyformerHeadOutput:
-        """As `AnyformerModel.forward`; `labels` [batch, length] are -100 except at masked tokens."""
+        """As `AnyformerModel.forward`; `labels` [batch, length] are -100 except at masked tokens.
+
+        Returns:
+            `logits` [batch, length, vocab_size], and with labels `loss`, as `AnyformerForCausalLM.forward`.
+        """
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -348,10 +404,9 @@ class AnyformerForMaskedLM(LanguageModelHead):
             inputs_embeds=inputs_embeds,
             **self._router_arguments(labels, kwargs),
         )
-        logits = self.logits_of(outputs.last_hidden_state)
-        loss = extra = None
+        loss, logits = self._loss_and_logits(outputs.last_hidden_state, labels, num_items_in_batch)
+        extra = None
         if labels is not None:
-            loss = token_loss(logits, labels, num_items_in_batch)
             items = (labels != IGNORED).sum()
             loss, extra = self._add_router_losses(loss, outputs, [attention_mask], items, num_items_in_batch)
         return self._output(outputs, loss=loss, logits=logits, aux_loss=extra)
@@ -388,8 +443,8 @@ class AnyformerForPreTraining(LanguageModelHead):
             next_sentence_label: [batch], 0 where the second text follows the first, 1 where it does not.
 
         Returns:
-            `prediction_logits` [batch, length, vocab_size], `seq_relationship_logits` [batch, 2], and the sum of the
-            losses whose labels are given.
+            `prediction_logits` [batch, length, vocab_size] (as `logits` of `AnyformerForCausalLM.forward`),
+            `seq_relationship_logits` [batch, 2], and the sum of the losses whose labels are given.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -399,17 +454,20 @@ class AnyformerForPreTraining(LanguageModelHead):
             inputs_embeds=inputs_embeds,
             **self._router_arguments(labels, kwargs),
         )
-        prediction, relation = self.logits_of(outputs.last_hidden_state), self.nsp_head(outputs.pooler_output)
-        loss = extra = None
+        loss, prediction = self._loss_and_logits(outputs.last_hidden_state, labels, num_items_in_batch)
+        relation = self.nsp_head(outputs.pooler_output)
+        extra = None
         if labels is not None:
-            loss = token_loss(prediction, labels, num_items_in_batch)
             items = (labels != IGNORED).sum()
             loss, extra = self._add_router_losses(loss, outputs, [attention_mask], items, num_items_in_batch)
         if next_sentence_label is not None:
-            share: Any = 1.0
-            if num_items_in_batch is not None and labels is not None:  # this call's share of an accumulated batch
-                share = (labels != IGNORED).sum() / num_items_in_batch
-            follows = token_loss(relation, next_sentence_label.view(-1)) * share
+            targets = next_sentence_label.view(-1)
+            if num_items_in_batch is None or labels is None:
+                follows = token_loss(relation, targets)
+            else:
+                # A row weighs as its masked tokens do: of an accumulated batch a call knows no other share.
+                each = nn.functional.cross_entropy(relation.float(), targets, reduction="none")  # [batch]
+                follows = (each * (labels != IGNORED).sum(-1)).sum() / num_items_in_batch
             loss = follows if loss is None else loss + follows
         return self._output(
             outputs, loss=loss, prediction_logits=prediction, seq_relationship_logits=relation, aux_loss=extra
@@ -484,7 +542,7 @@ class AnyformerForSequenceClassification(ClassifierHead):
         if labels is not None:
             kind = self.config.problem_type or problem_type_of(self.num_labels, labels)
             loss = sequence_classification_loss(logits, labels, kind, num_items_in_batch)
-            loss, extra = self._add_router_losses(loss, outputs, masks, len(logits), num_items_in_batch)
+            loss, extra = self._add_router_losses(loss, outputs, masks, labels.numel(), num_items_in_batch)
         return self._output(outputs, loss=loss, logits=logits, aux_loss=extra)
 
 

@@ -1,10 +1,12 @@
 """Training losses: sums divided by what the whole batch holds, so that accumulation does not change them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging
 from transformers.utils.import_utils import is_tracing
 
@@ -33,11 +35,15 @@ def token_loss(
     )
     supervised = targets != ignore_index
     if not is_tracing(targets) and not supervised.any():
-        logger.warning(
-            f"None of the {targets.shape[0]} rows of this batch has a label to learn from: the loss is 0. "
-            "Are prompts longer than the maximum length, or is the label mask empty?"
-        )
+        _warn_of_no_target(len(targets))
     return _divide(total, supervised.sum(), num_items_in_batch)
+
+
+def _warn_of_no_target(rows: int) -> None:
+    logger.warning(
+        f"None of the {rows} rows of this batch has a label to learn from: the loss is 0. "
+        "Are prompts longer than the maximum length, or is the label mask empty?"
+    )
 
 
 def _divide(total: torch.Tensor, here: torch.Tensor, num_items_in_batch: Count) -> torch.Tensor:
@@ -61,11 +67,175 @@ def causal_lm_loss(
         labels: [batch, length], `ignore_index` where nothing is to be learned; shifted here.
         shift_labels: labels already shifted, as context parallelism hands them over.
     """
+    return token_loss(*next_tokens(logits, labels, shift_labels), num_items_in_batch, ignore_index)
+
+
+def next_tokens(
+    values: torch.Tensor, labels: torch.Tensor | None, shift_labels: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values [batch, length, ...] and the labels that they have to predict: values[:, :-1] and labels[:, 1:].
+
+    Args:
+        labels: [batch, length].
+        shift_labels: labels already shifted, one for each of all values.
+    """
     if shift_labels is not None:
-        return token_loss(logits, shift_labels, num_items_in_batch, ignore_index)
+        return values, shift_labels
     if labels is None:
         raise ValueError("causal_lm_loss needs labels or shift_labels")
-    return token_loss(logits[:, :-1], labels[:, 1:], num_items_in_batch, ignore_index)
+    return values[:, :-1], labels[:, 1:]
+
+
+def supervised_loss(
+    hidden_states: torch.Tensor,
+    targets: torch.Tensor,
+    total_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    num_items_in_batch: Count = None,
+    ignore_index: int = IGNORED,
+) -> torch.Tensor:
+    """As `token_loss`, but of hidden states [..., hidden_size]: those without a target never become logits.
+
+    Args:
+        total_of: the summed cross-entropy of states [tokens, hidden_size] and targets [tokens]; there may be none.
+
+    Raises:
+        ValueError: not one target for each hidden state.
+    """
+    states, targets = hidden_states.flatten(0, -2), targets.to(hidden_states.device)
+    if len(states) != targets.numel():
+        raise ValueError(f"{len(states)} hidden states need as many labels, not {targets.numel()}")
+    # By index and not by mask: the gradient of a mask adds up values that might repeat, and sorts them first.
+    chosen = (targets.flatten() != ignore_index).nonzero().squeeze(-1)
+    if not len(chosen):
+        _warn_of_no_target(len(targets))
+    total = total_of(states.index_select(0, chosen), targets.flatten()[chosen])
+    return _divide(total, torch.tensor(len(chosen)), num_items_in_batch)
+
+
+def recomputed_cross_entropy(
+    states: torch.Tensor, targets: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor], chunk_size: int
+) -> torch.Tensor:
+    """Summed cross-entropy through any head, `chunk_size` tokens at a time; backward computes their logits again.
+
+    Args:
+        states: [tokens, hidden_size]. targets: [tokens].
+        logits_of: [tokens, hidden_size] -> [tokens, classes].
+    """
+
+    def total_of(states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = logits_of(states).float()
+        return nn.functional.cross_entropy(logits, targets.to(logits.device), reduction="sum")
+
+    # Without any token there is one empty chunk, which keeps the loss of 0 connected to the head.
+    chunks = zip(states.split(chunk_size), targets.split(chunk_size), strict=True)
+    return torch.stack([checkpoint(total_of, *chunk, use_reentrant=False) for chunk in chunks]).sum()
+
+
+def linear_cross_entropy(
+    states: torch.Tensor,
+    targets: torch.Tensor,
+    head: nn.Linear,
+    finish: Callable[[torch.Tensor], torch.Tensor],
+    chunk_size: int,
+) -> torch.Tensor:
+    """Summed cross-entropy behind a linear layer, `chunk_size` tokens at a time; nothing is computed twice.
+
+    The gradients are taken at once, while a chunk's logits are there, and backward only scales them. torch's function
+    of this name adds the loss up in the type of the states, for which bf16 is too coarse, and knows no `finish`.
+
+    Args:
+        states: [tokens, hidden_size]. targets: [tokens].
+        head: a plain layer, as `is_plain`.
+        finish: what is done with each logit behind the head, without parameters.
+    """
+    tensors = [states, head.weight, head.bias]
+    if torch.is_autocast_enabled(states.device.type):
+        dtype = torch.get_autocast_dtype(states.device.type)
+        tensors = [tensor if tensor is None else tensor.to(dtype) for tensor in tensors]
+    return _LinearCrossEntropy.apply(*tensors, targets, finish, chunk_size)
+
+
+def is_plain(head: nn.Module) -> bool:
+    """Whether a weight and a bias are all that a head is: no adapter, hook, quantised or distributed weight."""
+    hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
+    if type(head) is not nn.Linear or "forward" in vars(head) or any(hooks):
+        return False
+    return type(head.weight) in (nn.Parameter, torch.Tensor)
+
+
+def is_sharded(head: nn.Module) -> bool:
+    """Whether each call of a head gathers its weights from other processes (FSDP's own unit, DeepSpeed's ZeRO-3).
+
+    All processes must call such a head equally often, but they have different numbers of chunks.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor
+
+    if any(isinstance(module, FullyShardedDataParallel) for module in head.modules()):
+        return True
+    return any(isinstance(weight, DTensor) or hasattr(weight, "ds_id") for weight in head.parameters())
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """`linear_cross_entropy` of tensors of one type."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        finish: Callable[[torch.Tensor], torch.Tensor],
+        chunk_size: int,
+    ) -> torch.Tensor:
+        by_states, by_weight, by_bias = ctx.needs_input_grad[:3]
+        grad_states = torch.empty_like(states) if by_states else None
+        grad_weight = _zeros_for_a_sum(weight) if by_weight else None
+        grad_bias = _zeros_for_a_sum(bias) if by_bias and bias is not None else None
+        total = torch.zeros((), device=states.device)
+        for start in range(0, len(states), chunk_size):
+            part = slice(start, start + chunk_size)
+            loss, slope = _loss_and_slope(nn.functional.linear(states[part], weight, bias), targets[part], finish)
+            total += loss
+            if grad_states is not None:
+                grad_states[part] = slope @ weight
+            if grad_weight is not None:
+                if grad_weight.dtype == slope.dtype:
+                    grad_weight.addmm_(slope.T, states[part])
+                else:
+                    grad_weight += slope.T @ states[part]
+            if grad_bias is not None:
+                grad_bias += slope.sum(0, dtype=grad_bias.dtype)
+            del slope  # before the next chunk's logits are there
+        ctx.save_for_backward(grad_states, grad_weight, grad_bias)
+        ctx.dtype = states.dtype
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grads = [None if grad is None else (grad * scale).to(ctx.dtype) for grad in ctx.saved_tensors]
+        return (*grads, None, None, None)
+
+
+def _zeros_for_a_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros in at least fp32: in bf16 the sum over many chunks would lose what each of them adds."""
+    return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _loss_and_slope(
+    logits: torch.Tensor, targets: torch.Tensor, finish: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Summed cross-entropy in fp32 of `finish(logits)`, and its gradient by logits [tokens, classes]."""
+    with torch.enable_grad():
+        finished = finish(logits.requires_grad_()).float()
+    slope = nn.functional.log_softmax(finished.detach(), dim=-1)
+    loss = nn.functional.nll_loss(slope, targets, reduction="sum")
+    slope.exp_()[torch.arange(len(targets), device=targets.device), targets] -= 1
+    return loss, torch.autograd.grad(finished, logits, slope)[0]
 
 
 def sequence_classification_loss(
@@ -76,6 +246,8 @@ def sequence_classification_loss(
     Args:
         labels: [batch] classes or values; [batch, labels] for several values or several labels at once.
         problem_type: "regression", "single_label_classification" or "multi_label_classification".
+        num_items_in_batch: number of labels of the whole batch as the trainer counts them: several a row where a row
+            has several.
     """
     labels = labels.to(logits.device)
     if problem_type == "single_label_classification":
@@ -85,7 +257,7 @@ def sequence_classification_loss(
         each = nn.functional.mse_loss(values, targets, reduction="none")
     else:
         each = nn.functional.binary_cross_entropy_with_logits(values, targets, reduction="none")
-    return _divide(each.mean(-1).sum(), torch.tensor(len(logits)), num_items_in_batch)
+    return _divide(each.sum(), torch.tensor(each.numel()), num_items_in_batch)
 
 
 def problem_type_of(num_labels: int, labels: torch.Tensor) -> str:

@@ -39,7 +39,8 @@ class AnyformerHeadOutput(ModelOutput):
 
     Attributes:
         loss: with labels.
-        logits: [batch, length, vocab_size], [batch, length, labels] or [batch, labels].
+        logits: [batch, length, vocab_size], [batch, length, labels] or [batch, labels]; None, as `prediction_logits`,
+            where a language model in training computes its loss in chunks (`config.loss_chunk_size`).
         start_logits, end_logits: [batch, length], of an extractive question-answering head.
         prediction_logits, seq_relationship_logits: [batch, length, vocab_size] and [batch, 2] of the pretraining head.
         aux_loss: the load-balancing loss, which `loss` holds times `router_aux_loss_coef`.

@@ -76,7 +76,7 @@ def _size_problems(config: Any) -> Iterator[str]:
         if getattr(config, name) < 1:
             yield f"{name}={getattr(config, name)!r} must be a whole number of at least 1"
     counts = ("type_vocab_size", "num_global_tokens", "position_offset", "num_experts", "first_k_dense_replace")
-    for name in (*counts, "shared_expert_intermediate_size"):
+    for name in (*counts, "shared_expert_intermediate_size", "loss_chunk_size"):
         if getattr(config, name) < 0:
             yield f"{name}={getattr(config, name)!r} must be a whole number of at least 0"
 

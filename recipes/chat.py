@@ -6,6 +6,7 @@ from typing import Any
 from .console import quiet_libraries
 from .errors import UserError
 from .evaluation import virtual_tokens
+from .generation import sampling
 from .models import load_pretrained, load_tokenizer_from, resolve_path
 from .tokenize_sft import stop_ids
 
@@ -32,6 +33,7 @@ def chat(
     from transformers import set_seed
 
     quiet_libraries()
+    sampling(temperature)  # refused before anything is loaded
     model = load_pretrained(path, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer_from(resolve_path(path), trust_remote_code=trust_remote_code)
     if tokenizer.chat_template is None:
@@ -45,6 +47,9 @@ def chat(
         except EOFError:
             print()
             return
+        except UnicodeDecodeError:
+            print("That line is not UTF-8: set the terminal to UTF-8 and type it again.")
+            continue
         if line in ("/exit", "/quit"):
             return
         if line == "/clear":
@@ -73,11 +78,10 @@ def _answer(
     room = model.config.max_position_embeddings - virtual_tokens(model) - length
     if room < 1:
         return None
-    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     with torch.no_grad():
         output = model.generate(
             **inputs,
-            **sampling,
+            **sampling(temperature),
             max_new_tokens=min(max_new_tokens, room),
             eos_token_id=stop_ids(tokenizer),
             pad_token_id=tokenizer.pad_token_id,

@@ -10,7 +10,9 @@ from pydantic import BaseModel, ValidationError
 from . import schema
 from .adapters.checks import across_adapter, across_quantization
 from .introspection import class_fields
+from .row_formats import FORMATS
 from .schema import KINDS, SECTIONS, Recipe
+from .sources import BUILT_IN
 from .yaml_tree import TOKEN, Path, kind_of, redact
 
 Fault = tuple[Path, str]
@@ -297,12 +299,18 @@ def _across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
     sections: dict[str, dict[str, Any]] = {name: _mapping(data.get(name)) for name in SECTIONS}
     yield from _across_model(sections["model"], "model" in data)
     yield from _across_data(sections["data"])
+    yield from _across_objective(sections["model"], sections["objective"])
     yield from _across_train(sections, data)
     steps = {("train", f"{name}_{what}") for name in ("eval", "save", "logging") for what in ("strategy", "steps")}
     if not steps & reported:
         yield from _across_evaluation(sections, data)
     yield from across_quantization(sections["model"])
     yield from _across_adapter(sections)
+    kind = schema.kind_in("objective", data.get("objective"))
+    if kind in ("classify", "token-classify"):
+        yield from _across_classes(sections)
+    if kind == "seq2seq":
+        yield from _across_generation(sections["train"])
 
 
 def _across_adapter(sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:
@@ -326,18 +334,74 @@ def _across_model(model: dict[str, Any], given: bool) -> Iterator[Fault]:
     elif preset is not None and model.get("tokenizer") is None:
         yield (
             ("model", "preset"),
-            "a preset has no tokenizer: set model.tokenizer to a Hub id, a folder or a package: file",
+            "a preset has no tokenizer: set model.tokenizer to a Hub id, a folder, a package: file or builtin:bytes",
         )
+
+
+def _across_objective(model: dict[str, Any], objective: dict[str, Any]) -> Iterator[Fault]:
+    kind = schema.kind_in("objective", objective)
+    entry, preset = KINDS["objective"].get(kind), _preset(model)
+    if entry is not None and preset is not None:
+        here, name, shape = ("objective", "kind"), model["preset"], preset.get("architecture", "decoder")
+        fitting = [other for other, its in KINDS["objective"].items() if shape in its.shapes] or ["no objective yet"]
+        pairs = preset.get("pooler") is True and _number(preset.get("type_vocab_size"), 0) >= 2
+        if shape in schema.SHAPES and shape not in entry.shapes:
+            found = f"{kind} does not train the preset {name}: it has architecture {shape}"
+            right = f"which goes with {', '.join(fitting)}. Choose another objective or {_either(entry.shapes)}"
+            yield here, f"{found}, {right}"
+        elif kind == "mlm-nsp" and not pairs:
+            lacks = f"reads the pooler and tells two texts apart by their token types, which the preset {name} lacks"
+            yield here, f"mlm-nsp {lacks}: set model.config: {{pooler: true, type_vocab_size: 2}}"
+    if kind in ("mlm", "mlm-nsp"):
+        yield from _across_masking(objective)
+
+
+def _preset(model: dict[str, Any]) -> dict[str, Any] | None:
+    """The config fields of a recipe's preset under its own `model.config`; None where the preset cannot be read."""
+    from .loading import RecipeError, load_preset
+
+    name = model.get("preset")
+    if not isinstance(name, str) or model.get("path") is not None:
+        return None
+    try:
+        return load_preset(name) | _mapping(model.get("config"))
+    except RecipeError:  # reported where presets are checked
+        return None
+
+
+def _number(value: Any, otherwise: float) -> float:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return " or ".join(f"{'an' if name[0] in 'aeiou' else 'a'} {name}" for name in names)
+
+
+def _across_masking(objective: dict[str, Any]) -> Iterator[Fault]:
+    masked, replaced = objective.get("mask_replace_prob"), objective.get("random_replace_prob")
+    if objective.get("whole_word") is True:
+        for name, value, only in (("mask_replace_prob", masked, 1), ("random_replace_prob", replaced, 0)):
+            if value is not None and value != only:
+                text = f"must be {only} or left out, found {show(value)}: the mask token alone hides whole words"
+                yield ("objective", name), text
+        return
+    total = _number(masked, 0.8) + _number(replaced, 0.1)
+    if total > 1:
+        text = f"and mask_replace_prob come to {total:g}; what is left of 1 stays as it is, so lower one of them"
+        yield ("objective", "random_replace_prob"), text
 
 
 def _across_data(data: dict[str, Any]) -> Iterator[Fault]:
     if data.get("eval_source") is not None and data.get("eval_fraction"):
         yield ("data", "eval_fraction"), "eval_source names the held-out rows already: remove one of the two"
-    if data.get("source") == "stdlib-docstrings":
-        if data.get("format") in ("messages", "text"):
-            yield ("data", "format"), f"stdlib-docstrings is prompt-completion, not {data['format']}: remove the key"
+    source = data.get("source")
+    built_in = BUILT_IN.get(source) if isinstance(source, str) else None
+    if built_in is not None:
+        wanted = data.get("format")
+        if wanted in FORMATS and wanted not in built_in.formats:
+            yield ("data", "format"), f"{source} is {built_in.format}, not {wanted}: remove the key"
         if data.get("columns"):
-            yield ("data", "columns"), "stdlib-docstrings has no columns to rename: remove the key"
+            yield ("data", "columns"), f"{source} has no columns to rename: remove the key"
 
 
 def _across_train(sections: dict[str, Any], data: dict[str, Any]) -> Iterator[Fault]:
@@ -391,3 +455,30 @@ def _best_model(setting: Any) -> Iterator[Fault]:
     both = isinstance(evaluate, int | float) and isinstance(save, int | float) and evaluate > 0
     if setting("eval_strategy") == "steps" and both and round(save / evaluate, 6) % 1:
         yield here, f"save_steps ({save:g}) must be a multiple of eval_steps ({evaluate:g})"
+
+
+def _across_classes(sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:
+    problem = sections["objective"].get("problem", "single-label")
+    if problem != "single-label" and sections["train"].get("label_smoothing_factor"):
+        text = f"smooths one class among others, not {problem} targets: remove it"
+        yield ("train", "label_smoothing_factor"), text
+    if problem == "regression" and sections["objective"].get("labels") is not None:
+        yield ("objective", "labels"), "a regression has values, no classes: remove it"
+    if sections["adapter"].get("merge") is False:
+        yield (
+            ("adapter", "merge"),
+            "the objective adds a layer that the base model does not have, and the adapter would open on a base "
+            "without it: remove the key (the adapter alone is saved beside the merged model)",
+        )
+
+
+def _across_generation(train: dict[str, Any]) -> Iterator[Fault]:
+    if train.get("predict_with_generate") is True:
+        if train.get("eval_strategy", "no") == "no":
+            text = "is for the evaluation in training, and there is none: set train.eval_strategy to steps or epoch"
+            yield ("train", "predict_with_generate"), text
+        return
+    for name in ("generation_max_length", "generation_num_beams"):
+        if train.get(name) is not None:
+            text = "is for the evaluation in training with answers: set train.predict_with_generate to true"
+            yield ("train", name), text

@@ -5,6 +5,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from .run import Prepared
@@ -43,12 +45,13 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     from .plan import describe
 
     report, tokens = prepared.splits.report, prepared.train.report
-    for name, value in [*describe(prepared.plan), *prepared.adapter.describe(), *prepared.quantized]:
+    lines = [*describe(prepared.plan), *prepared.adapter.describe(), *prepared.quantized]
+    for name, value in [*lines, *prepared.objective.plan_lines()]:
         console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
     held = prepared.held_out.report.rows_kept if prepared.held_out else 0
     console.print(f"[bold]{'format':>11}[/bold]  {escape(report.recognised)}")
     console.print(f"[bold]{'held out':>11}[/bold]  {held:,} rows: {escape(report.split)}")
-    left_out = {**tokens.dropped, "unreadable": report.rows_skipped}
+    left_out = {**tokens.dropped, "unusable": report.rows_skipped}
     dropped = ", ".join(f"{count:,} {cause}" for cause, count in left_out.items() if count) or "none"
     console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}")
     unstopped = tokens.rows_kept - tokens.stopped
@@ -64,8 +67,8 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
         console.print(escape(row), style="dim")
 
 
-def show_result(console: "Console", folder: "RunFolder", metrics: dict[str, Any]) -> None:
-    """Measures before and after, and the sample answers side by side."""
+def show_result(console: "Console", folder: "RunFolder", metrics: dict[str, Any], remarks: "Sequence[str]") -> None:
+    """Measures before and after, the sample answers side by side, and warnings: the objective's `remarks` too."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -81,15 +84,16 @@ def show_result(console: "Console", folder: "RunFolder", metrics: dict[str, Any]
         console.print(escape(after.prompt), style="dim")
         console.print(sides)
         console.print(f"in the data: {escape(after.reference)}\n")
-    if warning := not_better(metrics):
-        console.print(f"[bold]Warning:[/bold] {warning}.")
+    for warning in filter(None, [not_better(metrics), *remarks]):
+        console.print(f"[bold]Warning:[/bold] {escape(warning)}.")
     seconds = metrics["training"]["seconds"]
     console.print(f"Saved to {folder.path} and opened again; {seconds:.0f} s from loading to saving.")
 
 
-def show_next(console: "Console", folder: "RunFolder", *, pushed: bool) -> None:
+def show_next(console: "Console", folder: "RunFolder", *, chat: bool, pushed: bool) -> None:
     """The commands that a finished run leads to."""
     console.print("\nNext:")
-    console.print(f"  anyformer chat {folder.path}")
+    if chat:
+        console.print(f"  anyformer chat {folder.path}")
     if not pushed:
         console.print(f"  anyformer push {folder.path} YOUR_NAME/{folder.path.name}")

@@ -92,6 +92,49 @@ def export_checkpoint(
     yield f"written to {target}: {type(stock).__name__}.from_pretrained({str(target)!r})"
 
 
+def merge_adapter(
+    source: str, target: Path, *, base: str | None = None, trust_remote_code: bool = False
+) -> Iterator[str]:
+    """Add the adapter in `source` to its base's weights, and write the model to `target`.
+
+    Yields:
+        What was merged and written.
+
+    Raises:
+        UserError: no adapter there, an unknown or unfit base, an adapter that has no place in weights, or a target
+            that exists.
+    """
+    from peft import PeftConfig, PeftModel
+
+    from ..modeling.interop import ConversionError, import_model
+    from .adapters import merge
+
+    quiet_libraries()
+    _require_free(target)
+    try:
+        config = PeftConfig.from_pretrained(source)
+    except (ValueError, OSError, TypeError) as error:
+        raise UserError(f"{source}: no adapter can be read there (adapter_config.json): {error}") from error
+    if config.is_prompt_learning:
+        raise UserError(
+            f"{source}: is {config.peft_type.value}, whose vectors stand beside the weights: nothing to merge"
+        )
+    where = base or config.base_model_name_or_path
+    if not where:
+        raise UserError(f"{source}: the adapter does not name its base: give it with --base")
+    try:
+        model, report = import_model(resolve_path(where), trust_remote_code=trust_remote_code)
+        adapted = PeftModel.from_pretrained(model, source)
+    except (ConversionError, ValueError, RuntimeError, OSError) as error:
+        raise UserError(f"{source}: does not open on {where}: {error}") from error
+    yield f"{source}: {config.peft_type.value} adapter on {where} ({report.family})"
+    merged = merge(adapted)
+    beside = source if _holds_tokenizer(source) else resolve_path(where)
+    tokenizer = _tokenizer_or_none(beside, None, trust_remote_code)
+    _write(merged, tokenizer, target)
+    yield f"written to {target}: {auto_class_of(type(merged).__name__)}.from_pretrained({str(target)!r})"
+
+
 def _auto_class_in(source: str) -> str | None:
     """The Auto class of the head that the folder's config names."""
     config = Path(resolve_path(source)) / "config.json"
@@ -107,10 +150,14 @@ def _require_free(target: Path) -> None:
         raise UserError(f"{target} exists already: name a new folder, nothing is overwritten")
 
 
+def _holds_tokenizer(path: str) -> bool:
+    return any((Path(path) / name).is_file() for name in TOKENIZER_FILES)
+
+
 def _tokenizer_or_none(path: str, revision: str | None, trust_remote_code: bool) -> Any:
     """The tokenizer beside the model; None where a folder or repository has none. One that is broken is an error."""
     folder = Path(path)
-    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if folder.is_dir() and not _holds_tokenizer(path):
         return None
     try:
         return read_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)

@@ -1,40 +1,32 @@
-"""Training and held-out rows for supervised fine-tuning, from files or from the built-in data set.
+"""Training and held-out rows, from files or from a built-in data set.
 
-Every row comes out in one of three forms:
-
-    {"prompt": ..., "completion": ...}   both text, or both lists of messages
-    {"messages": [{"role": ..., "content": ...}, ...]}
-    {"text": ...}
-
-A row that cannot be used is an error with file, line and reason, or is counted and listed; a reason never
-quotes the row's content.
+Every row comes out in the canonical form of its format, see `row_formats`. A row that cannot be used is an error with
+file, line and reason, or is counted and listed; a reason never quotes the row's content.
 """
 
+import difflib
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from .data_files import BadRow, Skipped, clip, find_files, place, read_rows, type_name
-from .docstrings import describe_python, is_held_out, load_docstrings
+from .data_files import BadRow, Skipped, clip, find_files, place, read_rows
 from .errors import UserError
-
-BUILT_IN = "stdlib-docstrings"
-ROLES = ("system", "user", "assistant")
-
-Row = dict[str, Any]
+from .row_formats import SHAPES, Row, Shape, Unusable, hint
+from .sources import BUILT_IN, BuiltIn, Loaded, in_held_out_part
 
 
 class DataSection(Protocol):
     """What is read of a recipe's `data` section."""
 
     @property
-    def source(self) -> Any: ...  # "stdlib-docstrings", or a path, a glob, or a list of them
+    def source(self) -> Any: ...  # a name in BUILT_IN, or a path, a glob, or a list of them
     @property
-    def format(self) -> str: ...  # auto | prompt-completion | messages | text
+    def format(self) -> str: ...  # auto, or one of row_formats.FORMATS
     @property
     def columns(self) -> dict[str, str]: ...  # our name -> the file's column
     @property
@@ -42,7 +34,7 @@ class DataSection(Protocol):
     @property
     def max_rows(self) -> int | None: ...  # at most this many training rows
     @property
-    def eval_source(self) -> Any: ...
+    def eval_source(self) -> Any: ...  # as source
     @property
     def eval_fraction(self) -> float: ...  # 0 holds nothing out
     @property
@@ -56,9 +48,9 @@ class DataReport:
     """What was read and what became of it.
 
     Attributes:
-        format: prompt-completion, messages or text: the form of the rows that come out.
+        format: the format of the rows that come out, one of `row_formats.FORMATS`.
         recognised: what the rows were taken for, e.g. "Alpaca (instruction, input, output)".
-        sources, eval_sources: the files read, in order.
+        sources, eval_sources: the files read, in order, or the origin of a built-in data set.
         rows_read: rows found in all files, those skipped included.
         skipped: (file, line, reason) of each row left out under `on_bad_row: skip`.
         rows_train, rows_eval: rows that came out.
@@ -93,12 +85,16 @@ class Splits:
     report: DataReport
 
 
-def load_splits(section: DataSection) -> Splits:
+def load_splits(section: DataSection, accepts: Sequence[str] | None = None) -> Splits:
     """Read the rows that a recipe's `data` section names and hold a part out.
 
-    The held-out part is the file in `eval_source`; for the built-in data whole modules; else a seeded share
-    of `eval_fraction`, all rows with the same prompt on one side. `max_rows` caps the training rows (of
+    The held-out part is what `eval_source` names; of a built-in data set whole groups (modules, questions); of files a
+    seeded share of `eval_fraction`, all rows with the same prompt on one side. `max_rows` caps the training rows (of
     files the first ones are taken, and no more than needed are read), `max_eval_rows` the held-out ones.
+
+    Args:
+        accepts: formats that the objective can use, all by default. A row is taken for the richest of them that it
+            fits, so `("prompt",)` reads prompts from rows that hold completions too.
 
     Raises:
         UserError: a file, row or setting that cannot be used, or nothing left on one side.
@@ -106,28 +102,30 @@ def load_splits(section: DataSection) -> Splits:
     if not 0 <= section.eval_fraction < 1:
         raise UserError(f"data.eval_fraction must be at least 0 and below 1, found {section.eval_fraction}.")
     report = DataReport()
-    reader = _Reader(section, report)
-    if section.source == BUILT_IN:
-        train, held = _built_in(section, report)
-    else:
-        # As many rows as leave max_rows for training once the share is held out.
-        share = 0.0 if section.eval_source else section.eval_fraction
-        limit = math.ceil(section.max_rows / (1 - share)) if section.max_rows else None
-        train, report.sources = reader.read(section.source, "data.source", limit)
-        held = []
+    reader = _Reader(section, report, accepts)
+    built_in = _built_in(section.source)
+    # As many rows as leave max_rows for training once the share is held out.
+    share = 0.0 if section.eval_source else section.eval_fraction
+    limit = math.ceil(section.max_rows / (1 - share)) if section.max_rows else None
+    loaded, report.sources = reader.read(section.source, "data.source", limit)
+    train, held = loaded.rows, []
     if section.eval_source:
-        held, report.eval_sources = reader.read(section.eval_source, "data.eval_source", None)
+        evaluated, report.eval_sources = reader.read(section.eval_source, "data.eval_source", None)
+        held = evaluated.rows
         report.split = f"held-out rows from {', '.join(report.eval_sources)}"
         _warn_of_overlap(train, held, report)
     elif section.eval_fraction == 0:
-        train, held = train + held, []
         report.split = "nothing held out (data.eval_fraction is 0)"
-    elif section.source != BUILT_IN:
+    elif built_in:
+        train, held = _split_by_group(loaded, built_in, section.eval_fraction, section.seed)
+        chosen = f"about {section.eval_fraction:.3g} of them, chosen by a hash of name and seed {section.seed}"
+        report.split = f"whole {built_in.unit}, {chosen}"
+    else:
         train, held = split_by_prompt(train, section.eval_fraction, section.seed)
         chosen = f"a random {section.eval_fraction:.3g} of the rows with seed {section.seed}"
         report.split = f"{chosen}, equal prompts on one side"
     if section.max_rows and len(train) > section.max_rows:
-        built_in = section.source == BUILT_IN
+        # Built-in rows stand in the order of their groups: the first would be those of a few.
         train = _sample(train, section.max_rows, section.seed) if built_in else train[: section.max_rows]
     if section.max_eval_rows and len(held) > section.max_eval_rows:
         held = _sample(held, section.max_eval_rows, section.seed)
@@ -136,63 +134,72 @@ def load_splits(section: DataSection) -> Splits:
     return Splits(train, held, report)
 
 
-def _built_in(section: DataSection, report: DataReport) -> tuple[list[Row], list[Row]]:
-    if section.format not in ("auto", "prompt-completion"):
-        raise UserError(f"data.format: {BUILT_IN} is prompt-completion, not {section.format}.")
-    if section.columns:
-        raise UserError(f"data.columns: {BUILT_IN} has no columns to rename.")
-    data = load_docstrings()
-    report.format, report.recognised = "prompt-completion", "prompt and completion as messages"
-    report.sources = [describe_python()]
-    report.rows_read = len(data.rows) + len(data.unreadable)
-    report.skipped = [Skipped(file, 0, reason) for file, reason in data.unreadable]
-    if section.eval_source:
-        return data.rows, []
-    fraction, seed = section.eval_fraction, section.seed
-    sides: tuple[list[Row], list[Row]] = ([], [])
-    for row in data.rows:
-        sides[is_held_out(row["module"], eval_fraction=fraction, seed=seed)].append(row)
-    if fraction and not (sides[0] and sides[1]):
-        raise UserError(
-            f"data.eval_fraction = {fraction} with data.seed = {seed} leaves {len(sides[0])} rows to "
-            f"train on and {len(sides[1])} held out: modules stay whole. Choose a fraction nearer 0.1."
-        )
-    report.split = f"whole modules, about {fraction:.3g} of them, chosen by a hash of name and seed {seed}"
-    return sides
+# Sources -> rows
 
 
-# Files -> rows
-
-
-class _Shape(NamedTuple):
-    """A form of row met in practice: the keys that mark it and how it is converted."""
-
-    name: str
-    format: str
-    keys: tuple[str, ...]
-    optional: tuple[str, ...]
-    convert: Callable[[Row], Row]
-
-
-class _Unusable(Exception):
-    """Why a row cannot be used."""
+def _built_in(source: Any) -> BuiltIn | None:
+    name = source[0] if isinstance(source, list) and len(source) == 1 else source
+    return BUILT_IN.get(name) if isinstance(name, str) else None
 
 
 class _Reader:
-    """Reads files one after another and holds them to one format."""
+    """Reads sources one after another and holds them to one format."""
 
-    def __init__(self, section: DataSection, report: DataReport):
-        self.columns, self.skip, self.report = section.columns, section.on_bad_row == "skip", report
+    def __init__(self, section: DataSection, report: DataReport, accepts: Sequence[str] | None):
+        self.format, self.columns, self.accepts = section.format, section.columns, accepts
+        self.skip, self.report = section.on_bad_row == "skip", report
         self.ignored: set[str] = set()
+        self.built_in_read: set[str] = set()
         self.first = ""  # the place of the row that settled the format
-        self.shapes = [shape for shape in _SHAPES if section.format in ("auto", shape.format)]
-        known = {name for shape in _SHAPES for name in (*shape.keys, *shape.optional)}
+        if accepts is not None and section.format not in ("auto", *accepts):
+            raise UserError(
+                f"data.format: the objective cannot use {section.format}, but {_either(accepts)}: set one of these, or "
+                "another objective."
+            )
+        self.shapes = [shape for shape in SHAPES if self.wants(shape.format)]
+        known = {name for shape in SHAPES for name in (*shape.keys, *shape.optional)}
         unknown = sorted(set(self.columns) - known)
         if unknown:
             raise UserError(f"data.columns: unknown name {clip(unknown)}. Known: {', '.join(sorted(known))}.")
 
-    def read(self, source: Any, setting: str, limit: int | None) -> tuple[list[Row], list[str]]:
-        """The usable rows of all files of `source`, up to `limit`, and the files' names."""
+    def wants(self, format_name: str) -> bool:
+        return self.format in ("auto", format_name) and (self.accepts is None or format_name in self.accepts)
+
+    def read(self, source: Any, setting: str, limit: int | None) -> tuple[Loaded, list[str]]:
+        """The usable rows of a source and what it is called: all of a built-in data set, or the first `limit` of all
+        files; the groups of these are empty."""
+        built_in = _built_in(source)
+        if built_in:
+            return self._read_built_in(built_in, setting)
+        return self._read_files(source, setting, limit)
+
+    def _read_built_in(self, data: BuiltIn, setting: str) -> tuple[Loaded, list[str]]:
+        if self.format != "auto" and self.format not in data.formats:
+            raise UserError(f"data.format: {data.name} is {data.format}, not {self.format}.")
+        if self.columns and setting == "data.source":
+            raise UserError(f"data.columns: {data.name} has no columns to rename.")
+        wanted = next((name for name in data.formats if self.wants(name)), None)
+        if wanted is None:
+            raise UserError(
+                f"{setting}: {data.name} is {data.format}, which the objective cannot use: it takes "
+                f"{_either(self.accepts or ())}."
+            )
+        if data.name in self.built_in_read:
+            raise UserError(f"{setting}: {data.name} is named in data.source too; its rows would be trained on.")
+        self.built_in_read.add(data.name)
+        try:
+            loaded = data.load()
+        except UserError as error:
+            raise type(error)(f"{setting}: {data.name}: {error}") from error
+        shape = next(shape for shape in SHAPES if shape.format == wanted and shape.fits(loaded.rows[0]))
+        self._settle(shape, shape.convert(loaded.rows[0]), data.name)
+        self.report.rows_read += len(loaded.rows) + len(loaded.skipped)
+        self.report.skipped += loaded.skipped
+        rows = loaded.rows if wanted == data.format else [shape.convert(row) for row in loaded.rows]
+        return Loaded(rows, loaded.groups), [data.origin]
+
+    def _read_files(self, source: Any, setting: str, limit: int | None) -> tuple[Loaded, list[str]]:
+        _check_names(source, setting)
         files = find_files(source, setting)
         trained = {Path(name).resolve() for name in self.report.sources}
         twice = [file for file in files if file.resolve() in trained]
@@ -213,16 +220,16 @@ class _Reader:
                 f"{len(self.report.skipped) - skipped} skipped, the first at "
                 f"{place(first.file, first.line)}: {first.reason}."
             )
-        return rows, names
+        return Loaded(rows), names
 
     def _read_file(self, file: Path, rows: list[Row], limit: int | None) -> None:
         for line, raw in read_rows(file):
             self.report.rows_read += line > 0
             try:
                 if isinstance(raw, BadRow):
-                    raise _Unusable(raw.reason)
-                rows.append(self._convert(raw, file, line))
-            except _Unusable as fault:
+                    raise Unusable(raw.reason)
+                rows.append(self._convert(raw, place(file, line)))
+            except Unusable as fault:
                 if not self.skip:
                     raise UserError(
                         f"{place(file, line)}: {fault}. (data.on_bad_row: skip leaves such rows out.)"
@@ -231,143 +238,98 @@ class _Reader:
             if limit and len(rows) >= limit:
                 return
 
-    def _convert(self, raw: Row, file: Path, line: int) -> Row:
+    def _convert(self, raw: Row, where: str) -> Row:
         row, mapped = self._rename(raw)
         # A row may fit several forms (Alpaca files often hold a `text` too): the richest comes first, and
         # what the user mapped goes before all.
-        fitting = [shape for shape in self.shapes if set(shape.keys) <= row.keys()]
+        fitting = [shape for shape in self.shapes if shape.fits(row)]
         if mapped:
             fitting = [shape for shape in fitting if mapped & {*shape.keys, *shape.optional}]
         if not fitting:
-            expected = "; or ".join(" and ".join(shape.keys) for shape in self.shapes)
-            raise _Unusable(
-                f"fits no known format: found the keys {clip(raw)}; expected {expected} "
-                "(data.columns maps other names to these)"
-            )
+            raise Unusable(self._why_not(raw, row))
         shape = fitting[0]
+        if shape.format == "prompt-completion" and self.format == "auto" and isinstance(row.get("label"), bool):
+            raise Unusable(
+                "label says whether the completion is wanted (unpaired preference), and the objective does not heed "
+                "it: set data.format: prompt-completion to train on every completion"
+            )
         converted = shape.convert(row)
-        kind = " as messages" if isinstance(converted.get("prompt"), list) and shape.name != _ALPACA else ""
-        recognised = shape.name + kind
+        self._settle(shape, converted, where)
+        if not shape.keeps_rest:
+            self.ignored |= {str(name)[:40] for name in row.keys() - {*shape.keys, *shape.optional}}
+        return converted
+
+    def _settle(self, shape: Shape, converted: Row, where: str) -> None:
+        """The first row says what all must be."""
+        recognised = shape.describe(converted)
         if not self.report.recognised:
-            self.report.format, self.report.recognised = shape.format, recognised
-            self.first = place(file, line)
+            self.report.format, self.report.recognised, self.first = shape.format, recognised, where
         elif recognised != self.report.recognised:
             raise UserError(
-                f"{place(file, line)}: this row is {recognised}, but {self.first} is "
+                f"{where}: this row is {recognised}, but {self.first} is "
                 f"{self.report.recognised}. All rows of a run must have one format: "
                 "separate them, or set data.format and data.columns."
             )
-        self.ignored |= {str(name)[:40] for name in row.keys() - {*shape.keys, *shape.optional}}
-        return converted
+
+    def _why_not(self, raw: Row, row: Row) -> str:
+        advice = hint(row, [shape.format for shape in self.shapes])
+        if advice:
+            return advice
+        others = [shape.name for shape in SHAPES if shape.fits(row)]
+        if self.format != "auto":
+            found = f"does not fit data.format {self.format}"
+        elif others and others[0] not in [shape.name for shape in self.shapes]:
+            found = f"is {others[0]}, which the objective cannot use"
+        else:
+            found = "fits no known format"
+        expected = "; or ".join(" and ".join(shape.keys) for shape in self.shapes)
+        return f"{found}: found the keys {clip(raw)}; expected {expected} (data.columns maps other names to these)"
 
     def _rename(self, raw: Row) -> tuple[Row, set[str]]:
+        taken: set[str] = set()
+        mapped: Row = {}
         for ours, theirs in self.columns.items():
-            if theirs not in raw:
-                raise _Unusable(f"has no column {theirs!r} (data.columns.{ours}): found {clip(raw)}")
-        taken = set(self.columns.values())
-        rest = {name: value for name, value in raw.items() if name not in taken}
-        mapped = {ours: raw[theirs] for ours, theirs in self.columns.items()}
-        return rest | mapped, set(mapped)
+            # `translation.en`: a field of an object, unless a column is called so.
+            name, dot, inner = (theirs, "", "") if theirs in raw else theirs.partition(".")
+            found = raw.get(name) if dot else raw
+            if not isinstance(found, dict) or (inner if dot else name) not in found:
+                raise Unusable(f"has no column {theirs!r} (data.columns.{ours}): found {clip(raw)}")
+            taken.add(name)
+            mapped[ours] = found[inner if dot else name]
+        return {name: value for name, value in raw.items() if name not in taken} | mapped, set(mapped)
 
 
-# One row -> one of the three forms
+def _either(formats: Sequence[str]) -> str:
+    *most, last = formats
+    return f"{', '.join(most)} or {last}" if most else last
 
 
-def _text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
-    if not isinstance(value, str):
-        raise _Unusable(f"{name} must be text, found {type_name(value)}")
-    if not may_be_empty and not value.strip():
-        raise _Unusable(f"{name} is empty")
-    if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-        raise _Unusable(f"{name} holds half of a surrogate pair, which is no character")
-    return value
-
-
-def _messages(value: Any, name: str, *, role_key: str = "role", content_key: str = "content") -> list[Row]:
-    if not isinstance(value, list):
-        raise _Unusable(f"{name} must be a list of messages, found {type_name(value)}")
-    if not value:
-        raise _Unusable(f"{name} is empty")
-    messages = []
-    for index, message in enumerate(value):
-        here = f"{name}[{index}]"
-        if not isinstance(message, dict):
-            raise _Unusable(f"{here} must be an object with {role_key} and {content_key}")
-        for key in ("tool_calls", "function_call", "weight"):
-            # Leaving these out would train on something else than the file says.
-            if message.get(key) is not None:
-                raise _Unusable(f"{here} has {key}, which is not supported")
-        role = message.get(role_key)
-        role = _SHAREGPT_ROLES.get(role, role) if role_key == "from" and isinstance(role, str) else role
-        if role not in ROLES:
-            raise _Unusable(f"{here}.{role_key} must be system, user or assistant")
-        content = _text(message.get(content_key), f"{here}.{content_key}", may_be_empty=True)
-        messages.append({"role": role, "content": content})
-    return messages
-
-
-def _ends_with_assistant(messages: list[Row], name: str) -> list[Row]:
-    if messages[-1]["role"] != "assistant":
-        raise _Unusable(f"{name} must end with an assistant message, ends with {messages[-1]['role']}")
-    _text(messages[-1]["content"], f"the last assistant message of {name}")
-    return messages
-
-
-def _from_messages(row: Row) -> Row:
-    return {"messages": _ends_with_assistant(_messages(row["messages"], "messages"), "messages")}
-
-
-def _from_sharegpt(row: Row) -> Row:
-    value = row["conversations"]
-    openai = isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]
-    keys = {} if openai else {"role_key": "from", "content_key": "value"}
-    messages = _messages(value, "conversations", **keys)
-    return {"messages": _system(row) + _ends_with_assistant(messages, "conversations")}
-
-
-def _from_prompt_completion(row: Row) -> Row:
-    prompt, completion = row["prompt"], row["completion"]
-    if isinstance(prompt, list) != isinstance(completion, list) and None not in (prompt, completion):
-        raise _Unusable("prompt and completion must be both text or both lists of messages")
-    if not isinstance(prompt, list):
-        return {"prompt": _text(prompt, "prompt"), "completion": _text(completion, "completion")}
-    messages = _messages(prompt, "prompt")
-    if not any(message["content"].strip() for message in messages):
-        raise _Unusable("prompt is empty")
-    answer = _messages(completion, "completion")
-    return {"prompt": messages, "completion": _ends_with_assistant(answer, "completion")}
-
-
-def _from_alpaca(row: Row) -> Row:
-    request = _text(row["instruction"], "instruction")
-    extra = _optional(row, "input")
-    prompt = f"{request}\n\n{extra}" if extra.strip() else request
-    answer = {"role": "assistant", "content": _text(row["output"], "output")}
-    return {"prompt": [*_system(row), {"role": "user", "content": prompt}], "completion": [answer]}
-
-
-def _optional(row: Row, name: str) -> str:
-    return "" if row.get(name) is None else _text(row[name], name, may_be_empty=True)
-
-
-def _system(row: Row) -> list[Row]:
-    text = _optional(row, "system")
-    return [{"role": "system", "content": text}] if text.strip() else []
-
-
-_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
-_ALPACA = "Alpaca (instruction, input, output), converted to messages"
-_SHAREGPT = "ShareGPT (conversations), converted to messages"
-_SHAPES = (
-    _Shape("messages", "messages", ("messages",), (), _from_messages),
-    _Shape(_SHAREGPT, "messages", ("conversations",), ("system",), _from_sharegpt),
-    _Shape("prompt and completion", "prompt-completion", ("prompt", "completion"), (), _from_prompt_completion),
-    _Shape(_ALPACA, "prompt-completion", ("instruction", "output"), ("input", "system"), _from_alpaca),
-    _Shape("text", "text", ("text",), (), lambda row: {"text": _text(row["text"], "text")}),
-)
+def _check_names(source: Any, setting: str) -> None:
+    """Raises UserError for a name that was meant as a built-in data set; no file can be read without a suffix."""
+    names = [source] if isinstance(source, str) else [name for name in source if isinstance(name, str)]
+    for name in names:
+        if Path(name).exists() or not re.fullmatch(r"[\w-]+", name):
+            continue
+        if name in BUILT_IN:
+            raise UserError(f"{setting}: the built-in data set {name} cannot stand in a list with others.")
+        near = difflib.get_close_matches(name, BUILT_IN, n=1)
+        if near:
+            raise UserError(f"{setting}: no file matches {name!r}. Did you mean the built-in data set {near[0]}?")
 
 
 # Rows -> two sides
+
+
+def _split_by_group(loaded: Loaded, data: BuiltIn, fraction: float, seed: int) -> tuple[list[Row], list[Row]]:
+    sides: tuple[list[Row], list[Row]] = ([], [])
+    for row, group in zip(loaded.rows, loaded.groups, strict=True):
+        sides[in_held_out_part(group, eval_fraction=fraction, seed=seed)].append(row)
+    if not (sides[0] and sides[1]):
+        raise UserError(
+            f"data.eval_fraction = {fraction} with data.seed = {seed} leaves {len(sides[0])} rows to "
+            f"train on and {len(sides[1])} held out: {data.unit} stay whole. Choose a fraction nearer 0.1."
+        )
+    return sides
 
 
 def split_by_prompt(rows: list[Row], fraction: float, seed: int) -> tuple[list[Row], list[Row]]:
@@ -401,13 +363,15 @@ def split_by_prompt(rows: list[Row], fraction: float, seed: int) -> tuple[list[R
 
 def _prompt_key(row: Row) -> str:
     """What two rows share when one would give the other's answer away."""
-    if "messages" in row:
+    if "prompt" not in row and "messages" in row:
         # The opening, so that a conversation and its continuations stay together.
         roles = [message["role"] for message in row["messages"]]
         turns = row["messages"][: roles.index("assistant")] or row["messages"]
         return _joined(turns)
-    prompt = row.get("prompt", row.get("text"))
-    return _joined(prompt) if isinstance(prompt, list) else " ".join(str(prompt).split())
+    asked = next(row[name] for name in ("prompt", "text", "source", "tokens") if name in row)
+    if isinstance(asked, str):
+        return " ".join(asked.split())
+    return _joined(asked) if isinstance(asked[0], dict) else " ".join(asked)
 
 
 def _joined(messages: Iterable[Row]) -> str:

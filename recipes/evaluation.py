@@ -3,10 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -41,15 +38,21 @@ class Sample:
 
 
 def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: int) -> HeldOut:
-    """Loss on a data set with `input_ids` and `labels`. Batches group rows of like length; the value does not
-    depend on them, because the sum runs over tokens."""
+    """Loss on a data set with `input_ids` and `labels`, and with `position_ids` where rows hold several documents.
+
+    Batches group rows of like length; the value does not depend on them, because the sum runs over tokens.
+    """
     import torch
+
+    from .padding import pad_rows
 
     rows = sorted((dict(row) for row in dataset), key=lambda row: len(row["input_ids"]))
     total, count = 0.0, 0
-    with _evaluation(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for start in range(0, len(rows), batch_size):
-            batch, labels = _padded(rows[start : start + batch_size], pad_token_id, model.device)
+            padded = pad_rows(rows[start : start + batch_size], pad_token_id)
+            batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
+            labels = batch.pop("labels")
             logits = model(**batch, use_cache=False).logits[:, -labels.shape[1] :]  # behind the soft prompt, if any
             logits = logits[:, :-1]  # [batch, length - 1, vocab]
             supervised = labels[:, 1:] != -100
@@ -68,10 +71,9 @@ def sample_answers(
 
     from .tokenize_sft import stop_ids
 
-    chosen = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
     samples = []
-    with _evaluation(model), torch.no_grad():
-        for row in chosen:
+    with evaluating(model), torch.no_grad():
+        for row in spread(rows, count):
             prompt, reference, ids = _prompt(row, tokenizer)
             room = model.config.max_position_embeddings - virtual_tokens(model) - len(ids)
             if room < 1:
@@ -96,6 +98,12 @@ def virtual_tokens(model: Any) -> int:
     return max((getattr(config, "num_virtual_tokens", None) or 0 for config in configs.values()), default=0)
 
 
+def spread(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """At most `count` rows, spread evenly over all."""
+    count = min(count, len(rows))
+    return [rows[i * len(rows) // count] for i in range(count)]
+
+
 def _prompt(row: dict[str, Any], tokenizer: Any) -> tuple[str, str, list[int]]:
     """The prompt as text and as ids, and the answer in the data."""
     if "text" in row:
@@ -113,20 +121,7 @@ def _prompt(row: dict[str, Any], tokenizer: Any) -> tuple[str, str, list[int]]:
     return turns[-1]["content"], answer, tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _padded(rows: list[dict[str, Any]], pad_token_id: int, device: Any) -> "tuple[dict[str, Any], torch.Tensor]":
-    import torch
-
-    length = max(len(row["input_ids"]) for row in rows)
-    ids = torch.full((len(rows), length), pad_token_id)
-    labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        size = len(row["input_ids"])
-        ids[i, :size], labels[i, :size] = torch.tensor(row["input_ids"]), torch.tensor(row["labels"])
-        mask[i, :size] = 1
-    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}, labels.to(device)
-
-
-class _evaluation:
+class evaluating:
     """Evaluation mode, and back to what it was."""
 
     def __init__(self, model: Any) -> None:

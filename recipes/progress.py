@@ -10,6 +10,9 @@ from .report import check_finite
 # Logged name -> (shown name, format).
 SHOWN = {
     "loss": ("loss", ".4f"),
+    "reward": ("reward", ".4f"),
+    "kl": ("KL", ".4f"),
+    "completions/mean_length": ("length", ".1f"),
     "eval_loss": ("held-out loss", ".4f"),
     "grad_norm": ("gradient norm", ".2f"),
     "learning_rate": ("learning rate", ".1e"),

@@ -51,13 +51,16 @@ class Prepared:
     quantized: list[tuple[str, str]]
 
 
-def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False, dry_run: bool = False) -> Path:
+def run_recipe(
+    recipe: Recipe, *, resume: bool = False, overwrite: bool = False, dry_run: bool = False, check: bool = False
+) -> Path:
     """Run a recipe and return the run folder.
 
     Args:
         resume: go on from the newest checkpoint in the run folder.
         overwrite: replace a run that the folder holds.
         dry_run: stop after the plan; nothing is written and no weight is loaded.
+        check: make the costly checks of `flight_checks` too, before the first step.
 
     Raises:
         UserError: whatever the user can mend; found before training wherever the facts allow.
@@ -84,7 +87,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False,
             return folder.path
         # Only now is an earlier run replaced: all that can be refused beforehand has not been.
         folder.open(recipe.to_yaml(), resume=resume)
-        _Run(recipe, prepared, folder, console).execute(resume=resume)
+        _Run(recipe, prepared, folder, console).execute(resume=resume, check=check)
     except ConversionError as error:
         raise UserError(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -112,11 +115,12 @@ def prepare(recipe: Recipe) -> Prepared:
     assert entry.config is not None
     require_available(recipe.model.quantization)
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
-    arguments = training_arguments(entry.config, recipe.train | output)
+    arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
     config, tokenizer, rows = _model_of(recipe, entry.shapes)
-    objective = objective_class(recipe.objective.kind)(recipe, arguments, config, tokenizer)
+    kind = objective_class(recipe.objective.kind, config.architecture)
+    objective = kind(recipe, arguments, config, tokenizer)
     _check_soft_prompt(recipe, objective)
-    splits = load_splits(recipe.data)
+    splits = load_splits(recipe.data, accepts=objective.formats)
     objective.configure(splits)
     train = objective.prepare(splits.train)
     held_out = objective.prepare(splits.eval) if splits.eval else None
@@ -157,18 +161,18 @@ def _check_soft_prompt(recipe: Recipe, objective: "Objective") -> None:
     """Raises:
     UserError: the model cannot have this soft prompt, or would be wrong with it.
     """
-    from .adapters.saved import SOFT_PROMPTS
     from .soft_prompts import soft_prompt_problem
 
-    kind, arguments = recipe.adapter.kind, objective.arguments
+    kind, settings = recipe.adapter.kind, (objective.arguments, objective.options)
     if kind in SOFT_PROMPTS:
+        packs = [getattr(where, name, None) for where in settings for name in ("packing", "padding_free")]
         problem = soft_prompt_problem(
             objective.config,
             kind,
             head=objective.head,
             virtual_tokens=recipe.adapter.virtual_tokens,
             max_length=objective.max_length,
-            packed=bool(getattr(arguments, "packing", False) or getattr(arguments, "padding_free", False)),
+            packed=any(value not in (None, False, "none") for value in packs),
         )
         if problem:
             raise UserError(f"adapter.kind: {kind}: {problem}")
@@ -182,12 +186,12 @@ class _Run:
         self.objective, self.tokenizer = prepared.objective, prepared.tokenizer
         self.started = time.monotonic()
 
-    def execute(self, *, resume: bool) -> None:
+    def execute(self, *, resume: bool, check: bool) -> None:
         model = self.goes_on_from(self.load())
         if self.recipe.eval.before and not (resume and "before" in self.folder.metrics):
             self.folder.update_metrics(**self.measure(model, "before"))
         model, adapter = self.ready(model, resume=resume)
-        trainer, result = self.train(model, adapter, resume=resume)
+        trainer, result = self.train(model, adapter, resume=resume, check=check)
         if not trainer.is_world_process_zero():
             return
         trained = self.detach(trainer)
@@ -207,9 +211,10 @@ class _Run:
         self.report(metrics)
         self.open_again(metrics)
         self.folder.update_metrics(finished=True)
-        show_result(self.console, self.folder, metrics)
+        show_result(self.console, self.folder, metrics, self.objective.remarks(metrics))
         self.push()
-        show_next(self.console, self.folder, pushed=self.recipe.hub is not None)
+        can_chat = self.objective.head == "causal_lm" and bool(self.tokenizer.chat_template)
+        show_next(self.console, self.folder, chat=can_chat, pushed=self.recipe.hub is not None)
 
     def load(self, *, verify: bool = True) -> Any:
         """The weights as they are at their place, under the objective's head; an import is compared with the stock
@@ -291,21 +296,27 @@ class _Run:
         samples = self.objective.samples(model, rows)
         return {when: figures, f"samples_{when}": [asdict(sample) for sample in samples]}
 
-    def train(self, model: Any, adapter: Any, *, resume: bool) -> tuple[Any, Any]:
+    def train(self, model: Any, adapter: Any, *, resume: bool, check: bool) -> tuple[Any, Any]:
         """The trainer after training, and its result."""
         from .adapters import Watch, check_weights, use_lora_plus
+        from .flight_checks import FlightChecks, thorough_checks
         from .report import check_finite
 
         held_out = self.prepared.held_out.dataset if self.prepared.held_out else None
         watch = Watch(model, self.prepared.adapter)
         trainer = self.objective.trainer(model, self.prepared.train.dataset, held_out, adapter)
-        checkpoint = str(self.folder.checkpoints[-1]) if resume else None
         use_lora_plus(trainer, self.recipe.adapter)
-        watch.begin(trainer, checkpoint)
+        watch.begin(trainer)
+        checkpoint = self.folder.checkpoints[-1] if resume else None
+        trainer.add_callback(FlightChecks(checkpoint, self.warn, not self.objective.samples_its_data))
+        if check and not self.objective.samples_its_data:
+            for name, outcome in (done := thorough_checks(trainer)).items():
+                self.console.print(f"Check: {name}: {outcome}.", markup=False)
+            self.folder.update_metrics(checks=done)
         for broken, part in self.folder.broken_checkpoints if resume else ():
-            self.console.print(f"Warning: {broken.name} is passed over: {part}.", markup=False)
+            self.warn(f"{broken.name} is passed over: {part}")
         try:
-            result = trainer.train(resume_from_checkpoint=checkpoint)
+            result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except KeyboardInterrupt:
             if saved := self.folder.checkpoints:
                 self.console.print(f"\nStopped. The same command with --resume goes on from {saved[-1].name}.")
@@ -394,6 +405,9 @@ class _Run:
         }
         write_card(self.folder.path, self.recipe.to_yaml(), base, metrics)
 
+    def warn(self, text: str) -> None:
+        self.console.print(f"Warning: {text}.", markup=False)
+
     @property
     def auto_class(self) -> str:
         """The Auto class that opens what is saved."""
@@ -411,6 +425,7 @@ class _Run:
         from .models import load_pretrained
 
         model = load_pretrained(str(self.folder.path), auto_class=self.auto_class)
+        self.objective.check_saved(model)
         if self.prepared.held_out is None:
             return
         again = self.objective.measure(model, self.prepared.splits.eval, self.prepared.held_out)

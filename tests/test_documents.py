@@ -91,7 +91,7 @@ def inline_code(document: Path) -> list[str]:
 def test_a_shipped_recipe_loads(file):
     recipe = load_recipe(file)
     assert recipe.model.path or recipe.model.preset
-    # The first comment is what `anyformer recipes` shows.
+    # The first comment is what `anyformer list` shows.
     assert file.read_text(encoding="utf-8").startswith("# ")
 
 

@@ -33,7 +33,14 @@ COMMON_FIELDS = (
 )
 # Our fields that say nothing of what trained weights compute.
 _FREE_FIELDS = {"auto_map", "initialization", "initializer_ranges", "router_bias_update_rate", "router_z_loss_coef"}
-_FREE_FIELDS |= {"output_router_logits", "pooler", "classifier_pooling", "classifier_bias", "classifier_dropout"}
+_FREE_FIELDS |= {
+    "loss_chunk_size",
+    "output_router_logits",
+    "pooler",
+    "classifier_pooling",
+    "classifier_bias",
+    "classifier_dropout",
+}
 
 # Keys are names or tuples of names; `Any`, because a mapping is invariant in its key.
 Table = Mapping[Any, str | Transform]

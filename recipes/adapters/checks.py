@@ -6,6 +6,9 @@ from typing import Any
 from . import saved
 
 Fault = tuple[tuple[int | str, ...], str]
+# Objectives whose trainer and measure are exact behind a soft prompt. A layer of classes would be missing from the base
+# that is kept apart; policies generate and score in their trainers' own ways.
+WITH_SOFT_PROMPTS = ("sft", "pretrain")
 # Starts that are computed from the base's own weights, which a quantised base no longer has.
 _FROM_WEIGHTS = ("pissa", "olora", "loftq", "mica", "orthogonal")
 
@@ -25,6 +28,11 @@ def across_adapter(sections: dict[str, dict[str, Any]], kind: str, fields: Itera
     elif kind == "ia3":
         yield from _ia3(adapter)
     elif kind in saved.SOFT_PROMPTS:
+        objective = str(sections["objective"].get("kind") or "sft")
+        if objective not in WITH_SOFT_PROMPTS:
+            text = f"is not offered with objective {objective}: choose lora, or one of {', '.join(WITH_SOFT_PROMPTS)}"
+            yield ("adapter", "kind"), text
+            return
         yield from _soft_prompt(sections, kind)
     if isinstance(sections["model"].get("quantization"), dict):
         yield from _quantized(adapter, kind)

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -10,7 +9,7 @@ from .report import AdapterPlan
 
 
 class Watch:
-    """What training must have changed, and what a checkpoint must have given back.
+    """What training must have changed.
 
     Made before the trainer is built and told of it with `begin`.
 
@@ -27,7 +26,7 @@ class Watch:
         self._start: dict[str, str] = {}
         self._first_step = 0
 
-    def begin(self, trainer: Any, checkpoint: str | None) -> None:
+    def begin(self, trainer: Any) -> None:
         """Look at the model as the trainer has it.
 
         Raises:
@@ -42,7 +41,7 @@ class Watch:
         if self.plan.kind == "none":
             return
         self._require_planned(model)
-        trainer.add_callback(_at_begin(self, checkpoint))
+        trainer.add_callback(_at_begin(self))
 
     def _restore_precision(self, model: Any) -> None:
         """TRL rounds the trained parameters on a quantised base to bf16, where small updates are lost."""
@@ -84,38 +83,22 @@ class Watch:
 
 
 def _must_change(name: str, trained: Iterable[str]) -> bool:
-    """Where a matrix B is zero at first, the first gradient of its A is zero too; tokens may be absent from the data."""
+    """Where a matrix B is zero at first, the first gradient of its A is zero; tokens may be absent from the data."""
     if "trainable_tokens" in name:
         return False
     other = name.replace("lora_A", "lora_B").replace("lora_embedding_A", "lora_embedding_B")
     return other == name or other not in trained
 
 
-def _at_begin(watch: Watch, checkpoint: str | None) -> Any:
+def _at_begin(watch: Watch) -> Any:
     """A callback for when the trainer has loaded what it loads."""
     from transformers import TrainerCallback
 
     class AtBegin(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            if checkpoint is not None and hasattr(model, "peft_config"):
-                require_equal_to_checkpoint(model, Path(checkpoint))
             watch.started(model, state.global_step)
 
     return AtBegin
-
-
-def require_equal_to_checkpoint(model: Any, checkpoint: Path) -> None:
-    """Raises:
-    UserError: the adapter that training goes on with is not the checkpoint's.
-    """
-    from peft import get_peft_model_state_dict
-    from safetensors.torch import load_file
-
-    saved = load_file(checkpoint / "adapter_model.safetensors")
-    held = get_peft_model_state_dict(model, save_embedding_layers=False)
-    wrong = {name for name, tensor in held.items() if name not in saved or not tensor.cpu().equal(saved[name])}
-    if wrong:
-        raise UserError(f"{checkpoint} was not taken up: {_some(wrong)} differ from it. Please report this")
 
 
 def _fingerprints(model: Any) -> dict[str, str]:

@@ -28,13 +28,16 @@ class Objective:
         task_type: PEFT's name for the head.
         shown: names of the held-out figures, in the order of the tables; the first is the one training must move.
         higher_is_better: of that first figure.
+        samples_its_data: it trains on answers that the model gives, so a step may hold nothing to learn.
     """
 
     head: ClassVar[str] = "causal_lm"
     formats: ClassVar[tuple[str, ...]] = ()
     task_type: ClassVar[str] = "CAUSAL_LM"
-    shown: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
-    higher_is_better: ClassVar[bool] = False
+    # These two may depend on the recipe.
+    shown: tuple[str, ...] = ("loss", "perplexity")
+    higher_is_better: bool = False
+    samples_its_data: ClassVar[bool] = False
 
     def __init__(self, recipe: "Recipe", arguments: Any, config: "AnyformerConfig", tokenizer: Any) -> None:
         self.recipe, self.arguments, self.config, self.tokenizer = recipe, arguments, config, tokenizer
@@ -60,6 +63,18 @@ class Objective:
     def configure(self, splits: "Splits") -> None:
         """Write into the config what only the data tell, such as the number of labels."""
 
+    def set_start_token(self) -> None:
+        """Give the decoder of an encoder-decoder a token to start from: a checkpoint's own; of a new model the one that
+        the recipe's `model.config` names, the tokenizer's bos, or, as T5 does it, the padding token."""
+        if self.config.architecture != "encoder-decoder":
+            return
+        model = self.recipe.model
+        if self.config.decoder_start_token_id is None or (
+            model.preset and "decoder_start_token_id" not in model.config
+        ):
+            bos = self.tokenizer.bos_token_id
+            self.config.decoder_start_token_id = self.tokenizer.pad_token_id if bos is None else bos
+
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
         """Rows to a data set that the trainer takes, and what became of them.
 
@@ -71,6 +86,10 @@ class Objective:
     def sequences(self, report: "TokenizationReport") -> int:
         """What a batch is counted in, of one epoch: rows, unless they are packed."""
         return report.rows_kept
+
+    def plan_lines(self) -> list[tuple[str, str]]:
+        """What the plan says of the data beyond their size, as (name, value)."""
+        return []
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         """Some rows as text, what is trained on between ⟦ and ⟧."""
@@ -93,6 +112,10 @@ class Objective:
         options = self.recipe.eval
         return sample_answers(model, self.tokenizer, rows, count=options.samples, max_new_tokens=options.max_new_tokens)
 
+    def remarks(self, metrics: dict[str, Any]) -> list[str]:
+        """Warnings on the result, beyond that its first figure did not move; `metrics` are those of the run."""
+        return []
+
     def finish(self, model: Any) -> None:
         """Last changes before the model is saved: a model that generates stops where its training data do."""
         from ..tokenize_sft import stop_ids
@@ -101,6 +124,18 @@ class Objective:
             stops = stop_ids(self.tokenizer)
             model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
             model.generation_config.pad_token_id = self.tokenizer.pad_token_id
+
+    def check_saved(self, model: Any) -> None:
+        """Look at the saved model as it was opened again.
+
+        Raises:
+            UserError: it is not what was meant to be saved.
+        """
+        from ..flight_checks import check_stops
+        from ..tokenize_sft import stop_ids
+
+        if self.head in ("causal_lm", "seq2seq_lm"):
+            check_stops(model, stop_ids(self.tokenizer))
 
     def save_extra(self, trainer: Any, folder: Any) -> None:
         """Write beside the model what belongs to the result and is no part of the model, such as a value head."""

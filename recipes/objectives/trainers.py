@@ -1,11 +1,12 @@
 """What the trainers of all objectives have in common."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UserError
 
 
-def built(trainer_class: Any, model: Any, arguments: Any, *, eval_dataset: Any, **options: Any) -> Any:
+def built(trainer_class: Any, model: Any, arguments: Any, **options: Any) -> Any:
     """A seeded trainer with this suite's progress line; an adapter among the options is attached in it.
 
     Raises:
@@ -16,14 +17,11 @@ def built(trainer_class: Any, model: Any, arguments: Any, *, eval_dataset: Any, 
 
     from ..progress import TrainingProgress
 
+    if arguments.eval_strategy == "no":
+        options.pop("eval_dataset", None)
     set_seed(arguments.seed)
     try:
-        trainer = trainer_class(
-            model=model,
-            args=arguments,
-            eval_dataset=eval_dataset if arguments.eval_strategy != "no" else None,
-            **options,
-        )
+        trainer = trainer_class(model=model, args=arguments, **options)
     except (ValueError, TypeError, ImportError, RuntimeError, AttributeError, IndexError, KeyError) as error:
         raise UserError(f"train: the trainer refuses these settings: {error}") from error
     trainer.remove_callback(PrinterCallback)
@@ -32,13 +30,71 @@ def built(trainer_class: Any, model: Any, arguments: Any, *, eval_dataset: Any, 
     return trainer
 
 
-def train_routers(trainer: Any, model: Any) -> None:
-    """Let a mixture of experts train as its config says.
+def library_trainer(trainer_class: Any, model: Any, arguments: Any, *, adapter: Any, **options: Any) -> Any:
+    """A trainer of transformers, which leaves the adapter and the routers' biases to others.
 
-    The trainer's own forward knows the load-balancing loss of a softmax router alone; the model answers for all kinds.
+    Args:
+        adapter: PEFT config to attach, or None.
+        options: as of `built`.
+
+    Raises:
+        UserError: adapter or settings that cannot be used.
     """
-    from transformers import TrainerCallback
+    from transformers import set_seed
 
+    from ..adapters import attach
+
+    trained = model
+    if adapter is not None:
+        set_seed(arguments.seed)  # an adapter starts from random numbers
+        trained = attach(model, adapter)
+    if hasattr(trained, "peft_config") and arguments.activation_checkpointing:
+        trained.enable_input_require_grads()  # nothing else would before the first adapted layer
+    trainer = built(trainer_class, trained, arguments, **options)
+    move_router_biases(trainer, model)
+    return trainer
+
+
+def check_smoothing(arguments: Any, config: Any) -> None:
+    """Raises:
+    UserError: labels would be smoothed by the trainer of transformers, which leaves the routers out of the loss.
+    """
+    if arguments.label_smoothing_factor and config.num_experts:
+        raise UserError(
+            "train.label_smoothing_factor: the trainer takes the smoothed loss from the logits alone, so the routers' "
+            "own losses would be lost: remove it for a mixture of experts"
+        )
+
+
+# Figures of which less is better; the trainer knows it of those that end in "loss".
+LESS_IS_BETTER = ("loss", "mean_absolute_error", "character_error_rate", "word_error_rate")
+
+
+def check_best_metric(train: dict[str, Any], arguments: Any, names: Sequence[str]) -> None:
+    """Let the trainer choose the best checkpoint in the right direction.
+
+    Args:
+        train: the recipe's section.
+        names: of the figures that the trainer's evaluation gives.
+
+    Raises:
+        UserError: `metric_for_best_model` is none of them; the trainer would find out at its first evaluation.
+    """
+    if arguments.metric_for_best_model is None:
+        return
+    name = arguments.metric_for_best_model.removeprefix("eval_")
+    if name not in ("loss", *names):
+        known = dict.fromkeys(("loss", *names))
+        raise UserError(f"train.metric_for_best_model: {name!r} is not measured in training; known: {', '.join(known)}")
+    if train.get("greater_is_better") is None:
+        arguments.greater_is_better = name not in LESS_IS_BETTER
+
+
+def train_routers(trainer: Any, model: Any) -> None:
+    """Let a mixture of experts train as its config says, where the trainer has a forward of its own.
+
+    TRL's forward knows the load-balancing loss of a softmax router alone; the model answers for all kinds.
+    """
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = model.config
     if config.router_aux_loss_coef or config.router_z_loss_coef:
@@ -59,10 +115,16 @@ def train_routers(trainer: Any, model: Any) -> None:
         model.forward = forward
         # What comes back is weighted already.
         trainer.aux_loss_enabled, trainer.router_aux_loss_coef = True, 1.0
+    move_router_biases(trainer, model)
+
+
+def move_router_biases(trainer: Any, model: Any) -> None:
+    """Move the routers' choosing biases towards an even load after each step, where the config says so; see `moe`."""
+    from transformers import TrainerCallback
 
     class MoveRouterBiases(TrainerCallback):
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             model.update_router_biases()
 
-    if config.router_bias_update_rate:
+    if model.config.num_experts and model.config.router_bias_update_rate:
         trainer.add_callback(MoveRouterBiases())

@@ -118,6 +118,12 @@ def test_masked_lm_loss_is_not_shifted_and_pretraining_adds_the_pair(tiny):
         for i in (0, 1)
     ]
     torch.testing.assert_close(sum(halves), expected)
+    # Rows of unlike numbers of masked tokens: what the rows give one by one is what the batch gives.
+    labels[0, :3] = -100
+    both = {"labels": labels, "next_sentence_label": follows}
+    parts = [{name: value[i : i + 1] for name, value in both.items()} for i in (0, 1)]
+    total = sum(model(tokens[i : i + 1], **part, num_items_in_batch=5).loss for i, part in enumerate(parts))
+    torch.testing.assert_close(model(tokens, **both, num_items_in_batch=5).loss, total, rtol=0, atol=1e-5)
 
 
 def test_seq2seq_shifts_once_and_ignored_labels_never_reach_the_decoder(tiny):
@@ -175,6 +181,8 @@ def test_classification_losses(tiny):
     several = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     expected = nn.functional.binary_cross_entropy_with_logits(logits, several)
     torch.testing.assert_close(model(tokens, labels=several).loss, expected)
+    # The trainer counts each label: two rows of three are half of a batch of four rows.
+    torch.testing.assert_close(model(tokens, labels=several, num_items_in_batch=12).loss, expected / 2)
     model = tiny(head="sequence_classification", num_labels=1)
     values = torch.tensor([0.3, -1.0])
     expected = nn.functional.mse_loss(model(tokens).logits.squeeze(-1), values)

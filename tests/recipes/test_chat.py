@@ -113,6 +113,24 @@ def tokenizer(folder):
     return AutoTokenizer.from_pretrained(folder)
 
 
+def test_a_temperature_that_overflows_is_refused(folder):
+    with pytest.raises(UserError, match=r"at least 0\.01"):
+        chat(str(folder), temperature=1e-9, read=lambda prompt: "/exit")
+
+
+def test_a_line_that_is_not_utf8_is_asked_for_again(folder, capsys):
+    lines = iter([UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "/exit"])
+
+    def read(prompt):
+        line = next(lines)
+        if isinstance(line, Exception):
+            raise line
+        return line
+
+    chat(str(folder), read=read)
+    assert "not UTF-8" in capsys.readouterr().out
+
+
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 

@@ -109,8 +109,11 @@ WRONG_VALUES = [
     ("objective: []", "objective: must be a mapping, found a list"),
     ("adapter: {kind: lorra}", "adapter.kind: must be none or lora, found 'lorra'; did you mean 'lora'?"),
     ("adapter: {kind: [lora]}", "adapter.kind: must be none or lora, found a list"),
-    ("objective: {kind: dpo}", "objective.kind: must be sft, found 'dpo'"),
-    ("objective: {loss_on: prompt}", "objective.loss_on: must be completion or all, found 'prompt'"),
+    ("objective: {kind: dpoo}", "found 'dpoo'"),
+    (
+        "objective: {loss_on: prompt}",
+        "objective.loss_on: must be completion, assistant or all, or a list, found 'prompt'",
+    ),
     ("adapter: {kind: lora, r: 0}", "adapter.r: must be at least 1, found 0"),
     ("adapter: {kind: lora, lora_dropout: 1}", "adapter.lora_dropout: must be below 1, found 1"),
     ("adapter: {kind: lora, bias: some}", "adapter.bias: must be none, all or lora_only, found 'some'"),
@@ -189,7 +192,7 @@ COMBINATIONS = [
     (model_section("{preset: smollm2-135m}"), "model.preset: a preset has no tokenizer"),
     (model_section("{preset: smollm2-135, tokenizer: a/b}"), "no such preset; did you mean smollm2-135m?"),
     (model_section("{path: ''}"), "model.path: is empty"),
-    (model_section("{path: 'package:x'}"), "model.path: must read package:<import_package>/<file>"),
+    (model_section("{path: 'package:x'}"), "model.path: must read package:<import_package>/<file or folder>"),
     (
         model_section("{path: a/b, config: {hiden_size: 3}}"),
         "model.config.hiden_size: unknown key; did you mean 'hidden_size'?",
@@ -254,6 +257,27 @@ COMBINATIONS = [
     (GOOD + "adapter: {kind: lora, lora_bias: true, use_dora: true}", "adapter.lora_bias: works neither"),
     (GOOD + "adapter: {kind: lora, init_lora_weights: loftq}", "loftq needs adapter.loftq_config"),
     (GOOD + "adapter: {kind: lora, target_parameters: [x], lora_dropout: 0.1}", "allows neither lora_dropout"),
+    (
+        GOOD + "objective: {kind: classify, problem: multi-label}\ntrain: {label_smoothing_factor: 0.1}",
+        "train.label_smoothing_factor: smooths one class among others, not multi-label targets",
+    ),
+    (GOOD + "objective: {kind: classify, problem: regression, labels: [a]}", "objective.labels: a regression has"),
+    (GOOD + "objective: {kind: classify, labels: [a, a]}", "objective.labels: names 'a' twice"),
+    (GOOD + "objective: {kind: token-classify, labels: []}", "objective.labels: is empty"),
+    (
+        GOOD + "objective: {kind: token-classify}\nadapter: {kind: lora, merge: false}",
+        "adapter.merge: the objective adds a layer",
+    ),
+    (
+        GOOD + "objective: {kind: seq2seq}\ntrain: {predict_with_generate: true}",
+        "train.predict_with_generate: is for the evaluation in training",
+    ),
+    (
+        GOOD + "objective: {kind: seq2seq}\ntrain: {generation_num_beams: 4}",
+        "train.generation_num_beams: is for the evaluation in training with answers",
+    ),
+    (GOOD + "objective: {kind: seq2seq}\ntrain: {sortish_sampler: true}", "train.sortish_sampler: has no effect"),
+    (GOOD + "objective: {kind: classify}\ntrain: {label_names: [a]}", "train.label_names: is set by the suite"),
 ]
 
 
@@ -319,7 +343,7 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     from transformers.training_args import OptimizerNames, trainer_log_levels
 
     from anyformer.modeling.attention import ALL_ATTENTION_FUNCTIONS
-    from anyformer.recipes import data
+    from anyformer.recipes.row_formats import SHAPES
 
     trainer = class_fields(*schema.OBJECTIVES["sft"].config)
     lora = class_fields(*schema.ADAPTERS["lora"].config)
@@ -332,4 +356,4 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     assert {"eager", *ALL_ATTENTION_FUNCTIONS} >= set(
         schema.ModelSection.model_fields["attn_implementation"].annotation.__args__
     )
-    assert {name for shape in data._SHAPES for name in (*shape.keys, *shape.optional)} == set(schema.DATA_FIELDS)
+    assert {name for shape in SHAPES for name in (*shape.keys, *shape.optional)} == set(schema.DATA_FIELDS)

@@ -115,7 +115,7 @@ def test_print_config_with_overrides_of_every_form():
 
 
 def test_recipes_lists_what_is_shipped():
-    done = anyformer("recipes")
+    done = anyformer("list")
     assert done.returncode == 0
     assert re.search(r"smollm2-135m +SmolLM2-135M", done.stdout)
 
@@ -128,7 +128,7 @@ def test_a_user_error_in_any_verb_is_status_2():
         "list_.command = command\n"
         "cli.main()"
     )
-    done = subprocess.run([sys.executable, "-c", code, "recipes"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, "list"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "a.txt:3: wrong\n")
 
 
@@ -141,7 +141,7 @@ def test_interrupt_is_status_130():
         "cli.main()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, "recipes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

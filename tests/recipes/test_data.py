@@ -1,31 +1,13 @@
+import functools
 import gzip
 import json
-from types import SimpleNamespace
 
 import pytest
+from data_rows import CHAT, SECRET, SFT, pairs, rows_of, section, write_rows
 
 from anyformer.recipes.data import load_splits, split_by_prompt
 from anyformer.recipes.data_files import Skipped
 from anyformer.recipes.errors import UserError
-
-SECRET = "hunter2"
-
-
-def section(source, **changed):
-    settings = {
-        "source": source,
-        "format": "auto",
-        "columns": {},
-        "on_bad_row": "error",
-        "max_rows": None,
-        "eval_source": None,
-        "eval_fraction": 0.0,
-        "max_eval_rows": None,
-        "truncation": "drop",
-        "seed": 0,
-    }
-    assert not changed.keys() - settings.keys()
-    return SimpleNamespace(**(settings | changed))
 
 
 @pytest.fixture
@@ -36,25 +18,7 @@ def tmp_path(tmp_path_factory):
 
 @pytest.fixture
 def write(tmp_path):
-    def write(name, content):
-        path = tmp_path / name
-        if isinstance(content, list):
-            content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in content)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return str(path)
-
-    return write
-
-
-def rows_of(source, **changed):
-    return load_splits(section(source, **changed)).train
-
-
-def pairs(count):
-    return [{"prompt": f"Question {i}?", "completion": f"Answer {i}."} for i in range(count)]
-
-
-CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    return functools.partial(write_rows, tmp_path)
 
 
 # Kinds of file
@@ -233,9 +197,9 @@ def test_a_bad_row_is_located_without_quoting_it(write, line, reason):
     good = b'{"prompt": "p", "completion": "c"}'
     path = write("a.jsonl", b"\n".join([good, b"", line, good.replace(b'"p"', b'"q"'), b""]))
     with pytest.raises(UserError, match=rf"a\.jsonl, line 3: .*{reason}") as error:
-        rows_of(path)
+        rows_of(path, accepts=SFT)
     assert SECRET not in str(error.value)
-    splits = load_splits(section(path, on_bad_row="skip"))
+    splits = load_splits(section(path, on_bad_row="skip"), SFT)
     assert len(splits.train) == 2
     assert splits.report.rows_read == 3 and splits.report.rows_skipped == 1
     (skipped,) = splits.report.skipped
@@ -256,7 +220,9 @@ def test_a_bad_row_is_located_without_quoting_it(write, line, reason):
         ([*CHAT, {"role": "user", "content": "hunter2"}], r"must end with an assistant message, ends with user"),
         ([CHAT[0], {"role": "assistant", "content": "\n"}], r"the last assistant message of messages is empty"),
         ([CHAT[0], {**CHAT[1], "tool_calls": [{}]}], r"messages\[1\] has tool_calls, which is not supported"),
-        ([CHAT[0], {**CHAT[1], "weight": 0}], r"messages\[1\] has weight, which is not supported"),
+        ([CHAT[0], {**CHAT[1], "weight": 0.5}], r"messages\[1\]\.weight must be 0 or 1"),
+        ([CHAT[0], {**CHAT[1], "train": "no"}], r"messages\[1\]\.train must be true or false, found text"),
+        ([CHAT[0], {**CHAT[1], "train": True, "weight": 0}], r"messages\[1\] has train and weight, which contradict"),
     ],
 )
 def test_bad_conversations(write, messages, reason):
@@ -276,79 +242,6 @@ def test_empty_files(write):
     assert report.rows_read == 1
     with pytest.raises(UserError, match=r"no usable row in .*1 skipped, the first at .*e\.jsonl: the file is empty"):
         load_splits(section(empty, on_bad_row="skip"))
-
-
-# Formats
-
-
-def test_formats_are_recognised_and_named(write):
-    alpaca = [
-        {"instruction": "Add", "input": "1 2", "output": "3", "text": "ignored", "system": "Be brief."},
-        {"instruction": "Greet", "input": "", "output": "Hi"},
-    ]
-    splits = load_splits(section(write("alpaca.jsonl", alpaca)))
-    assert splits.train == [
-        {
-            "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add\n\n1 2"}],
-            "completion": [{"role": "assistant", "content": "3"}],
-        },
-        {
-            "prompt": [{"role": "user", "content": "Greet"}],
-            "completion": [{"role": "assistant", "content": "Hi"}],
-        },
-    ]
-    assert splits.report.format == "prompt-completion"
-    assert splits.report.recognised.startswith("Alpaca")
-    assert splits.report.ignored_columns == ["text"]
-
-    sharegpt = [{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "id": 1}]
-    splits = load_splits(section(write("share.jsonl", sharegpt)))
-    assert splits.train == [{"messages": CHAT}]
-    assert splits.report.format == "messages" and splits.report.recognised.startswith("ShareGPT")
-
-    with pytest.raises(UserError, match=r"conversations\[1\]\.from must be system, user or assistant"):
-        rows_of(write("tool.jsonl", [{"conversations": [*sharegpt[0]["conversations"][:1], {"from": "observation"}]}]))
-
-    splits = load_splits(section(write("m.jsonl", [{"messages": [{**m, "name": "x"} for m in CHAT], "prompt": "Hi"}])))
-    assert splits.train == [{"messages": CHAT}] and splits.report.ignored_columns == ["prompt"]
-
-    chat = [{"prompt": CHAT[:1], "completion": CHAT[1:]}]
-    splits = load_splits(section(write("pc.jsonl", chat)))
-    assert splits.train == chat and splits.report.recognised == "prompt and completion as messages"
-    assert load_splits(section(write("p.jsonl", pairs(1)))).report.recognised == "prompt and completion"
-
-
-def test_format_setting_decides_between_forms_that_fit(write):
-    path = write("a.jsonl", [{"prompt": "p", "completion": "c", "text": "t"}])
-    assert rows_of(path) == [{"prompt": "p", "completion": "c"}]
-    assert rows_of(path, format="text") == [{"text": "t"}]
-    with pytest.raises(UserError, match=r"line 1: fits no known format: .*expected messages; or conversations"):
-        rows_of(path, format="messages")
-
-
-def test_columns(write):
-    path = write("a.jsonl", [{"question": "q", "answer": "a", "messages": CHAT, "text": "t"}])
-    mapping = {"prompt": "question", "completion": "answer"}
-    assert rows_of(path, columns=mapping) == [{"prompt": "q", "completion": "a"}]  # before what would fit unasked
-    assert rows_of(path, columns={"text": "answer"}) == [{"text": "a"}]
-    with pytest.raises(
-        UserError, match=r"line 1: has no column 'quest' \(data\.columns\.prompt\): found question, answer"
-    ):
-        rows_of(path, columns={"prompt": "quest", "completion": "answer"})
-    with pytest.raises(UserError, match=r"data\.columns: unknown name promt\. Known: completion, .*prompt"):
-        rows_of(path, columns={"promt": "question"})
-
-
-def test_mixed_formats_are_an_error_even_when_skipping(write):
-    mixed = [*pairs(1), {"text": "t"}]
-    message = r"b\.jsonl, line 2: this row is text, but .*b\.jsonl, line 1 is prompt and completion"
-    for on_bad_row in ("error", "skip"):
-        with pytest.raises(UserError, match=message):
-            rows_of(write("b.jsonl", mixed), on_bad_row=on_bad_row)
-    with pytest.raises(UserError, match="this row is prompt and completion as messages, but"):
-        rows_of(write("b.jsonl", [*pairs(1), {"prompt": CHAT[:1], "completion": CHAT[1:]}]))
-    with pytest.raises(UserError, match="this row is text"):
-        rows_of([write("a.jsonl", pairs(1)), write("c.txt", "text")])
 
 
 # The held-out part
@@ -424,28 +317,3 @@ def test_row_limits(write):
     splits = load_splits(section(path, max_rows=7, eval_fraction=0.5, max_eval_rows=3))
     assert (len(splits.train), len(splits.eval)) == (7, 3)
     assert rows_of(path, max_rows=4) == pairs(4)
-
-
-# The built-in data
-
-
-def test_built_in_is_split_by_module():
-    splits = load_splits(section("stdlib-docstrings", eval_fraction=0.1))
-    packages = {row["module"].split(".")[0] for row in splits.train}
-    assert not packages & {row["module"].split(".")[0] for row in splits.eval}
-    assert splits.report.rows_train > 2000 and splits.report.rows_eval > 50
-    assert splits.report.format == "prompt-completion"
-    assert "standard library of Python" in splits.report.sources[0]
-    small = load_splits(section("stdlib-docstrings", eval_fraction=0.1, max_rows=64, max_eval_rows=16))
-    assert (len(small.train), len(small.eval)) == (64, 16)
-    assert all(row in splits.eval for row in small.eval)
-    assert len({row["module"] for row in small.train}) > 30  # a sample, not the first of the alphabet
-
-
-def test_built_in_refuses_what_makes_no_sense(write):
-    with pytest.raises(UserError, match=r"data\.format: stdlib-docstrings is prompt-completion, not text"):
-        load_splits(section("stdlib-docstrings", format="text"))
-    with pytest.raises(UserError, match=r"data\.columns: stdlib-docstrings has no columns"):
-        load_splits(section("stdlib-docstrings", columns={"prompt": "q"}))
-    with pytest.raises(UserError, match=r"leaves \d+ rows to train on and 0 held out"):
-        load_splits(section("stdlib-docstrings", eval_fraction=1e-9))

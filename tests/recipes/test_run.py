@@ -14,44 +14,6 @@ from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.run import run_recipe
 
-WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-
-
-@pytest.fixture
-def rows(tmp_path):
-    """48 counting rows: `count from two` -> `two three four`."""
-    lines = [
-        json.dumps({"prompt": f"count {i} from {WORDS[i % 7]}", "completion": " ".join(WORDS[i % 7 : i % 7 + 3])})
-        for i in range(48)
-    ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def recipe(tmp_path, tiny_checkpoint, rows):
-    """A function: a recipe with overrides."""
-    text = f"""
-model: {{path: {tiny_checkpoint}}}
-adapter: {{kind: lora, r: 4, lora_dropout: 0.1, target_modules: all-linear}}
-data: {{source: {rows}, eval_fraction: 0.2}}
-train:
-  output_dir: {tmp_path / "run"}
-  max_steps: 12
-  per_device_train_batch_size: 4
-  learning_rate: 2e-2
-  max_length: 64
-  logging_steps: 3
-  save_steps: 5
-  gradient_checkpointing: false
-  seed: 7
-eval: {{samples: 2, max_new_tokens: 6}}
-"""
-    path = tmp_path / "recipe.yaml"
-    path.write_text(text, encoding="utf-8")
-    return lambda *overrides: load_recipe(path, overrides)
-
 
 def metrics_of(folder: Path):
     return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))

@@ -200,7 +200,7 @@ def test_answer_rewritten_by_the_template():
         "The fox is quick.<|im_end|>",
         "<think>\n\n</think>\n\nNo, the dog is lazy.<|im_end|>",
     ]
-    with pytest.raises(UserError, match=r"Row 1: cannot tell for certain where the 2 assistant turns stand"):
+    with pytest.raises(UserError, match=r"Row 1: cannot tell for certain where the 2 supervised turns stand"):
         tokenize([{"messages": [USER, thinking, MORE, SECOND]}], tokenizer)
 
 
@@ -461,3 +461,43 @@ def test_trainer_takes_the_labels_as_they_are(tmp_path, packing):
             assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
             trained += [label for label in labels if label != -100]
     assert sorted(trained) == sorted(label for row in range(3) for label in supervised(data, row))
+
+
+CHOSEN = {
+    "completion": ("completion", ["No, the dog is lazy.<|im_end|>"]),
+    "assistant": ("assistant", ["The fox is quick.<|im_end|>", "No, the dog is lazy.<|im_end|>"]),
+    "users": (["user"], ["Is the fox quick?<|im_end|>", "And lazy?<|im_end|>"]),
+    "both": (
+        ["user", "assistant"],
+        [
+            "Is the fox quick?<|im_end|>",
+            "The fox is quick.<|im_end|>",
+            "And lazy?<|im_end|>",
+            "No, the dog is lazy.<|im_end|>",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("loss_on", "expected"), CHOSEN.values(), ids=CHOSEN)
+def test_the_loss_falls_on_chosen_roles(loss_on, expected):
+    tokenizer = build(CHATML)
+    row = {"prompt": [SYSTEM, USER, ANSWER, MORE], "completion": [SECOND]}
+    assert marked(tokenize([row], tokenizer, loss_on=loss_on), tokenizer) == expected
+
+
+def test_a_turn_can_be_switched_off():
+    tokenizer = build(CHATML)
+    off = {"messages": [USER, ANSWER | {"train": False}, MORE, SECOND | {"train": True}]}
+    assert marked(tokenize([off], tokenizer), tokenizer) == ["No, the dog is lazy.<|im_end|>"]
+    everything = marked(tokenize([off], tokenizer, loss_on="all"), tokenizer)
+    assert len(everything) == 2 and "The fox" not in "".join(everything)
+    assert everything[1].startswith("\n<|im_start|>user\nAnd lazy?")
+    silent = {"messages": [USER, ANSWER | {"train": False}]}
+    data = tokenize([off, silent], tokenizer)
+    assert data.report.dropped == {"nothing supervised": 1}
+
+
+def test_roles_of_plain_text_are_refused():
+    with pytest.raises(UserError, match="Row 1 is plain text, which has no roles"):
+        tokenize([{"prompt": "a", "completion": "b"}], build(), loss_on=["user"])

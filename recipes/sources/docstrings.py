@@ -6,7 +6,6 @@ paragraph of the docstring that its authors wrote. Standard library only, so tha
 
 import ast
 import copy
-import hashlib
 import os
 import sys
 import sysconfig
@@ -16,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
+from ..data_files import Skipped
+from ..errors import UserError
+from .base import Loaded, in_held_out_part
 
 INSTRUCTION = "Write a one-line docstring for this Python function."
 MIN_WORDS, MAX_WORDS = 3, 60
@@ -55,7 +56,7 @@ def load_docstrings(root: str | Path | None = None, *, include_private: bool = F
     folder = Path(root) if root is not None else Path(sysconfig.get_path("stdlib"))
     data = DocstringData()
     seen: set[Any] = set()
-    for module, path in sorted(_modules(folder)):
+    for module, path in sorted(library_modules(folder)):
         try:
             tree = _parse(path)
         except (SyntaxError, ValueError, RecursionError, MemoryError, OSError) as error:
@@ -71,26 +72,33 @@ def load_docstrings(root: str | Path | None = None, *, include_private: bool = F
             data.rows.append(_row(module, definition, summary))
     if not data.rows:
         raise UserError(
-            f"data.source: the standard library at {folder} holds no readable Python sources "
+            f"the standard library at {folder} holds no readable Python sources "
             f"({data.sources} files read, {len(data.unreadable)} unreadable). Use a Python installation that "
             "ships its .py files, or name a file of your own in data.source."
         )
     return data
 
 
+def load() -> Loaded:
+    """The rows as a built-in data set; groups are those of `library_unit`."""
+    data = load_docstrings()
+    skipped = [Skipped(file, 0, reason) for file, reason in data.unreadable]
+    return Loaded(data.rows, [library_unit(row["module"]) for row in data.rows], skipped)
+
+
 def is_held_out(module: str, *, eval_fraction: float, seed: int) -> bool:
-    """Whether a module belongs to the held-out part.
-
-    The unit is the top-level package, taken together with its Python twin (`_pyio` and `io`, whose texts
-    are near-copies). The choice depends on the unit's name and the seed alone: another Python version with
-    a few modules more or fewer holds out the same ones.
-    """
-    unit = module.split(".")[0].removeprefix("_py").lstrip("_")
-    digest = hashlib.blake2b(f"{seed}:{unit}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < eval_fraction * 2**64
+    """Whether a module belongs to the held-out part: the whole of its `library_unit` does or does not."""
+    return in_held_out_part(library_unit(module), eval_fraction=eval_fraction, seed=seed)
 
 
-def _modules(folder: Path) -> Iterator[tuple[str, Path]]:
+def library_unit(module: str) -> str:
+    """What of the library stays on one side of a split: the top-level package, taken together with its Python twin
+    (`_pyio` and `io`, whose texts are near-copies)."""
+    return module.split(".")[0].removeprefix("_py").lstrip("_")
+
+
+def library_modules(folder: Path) -> Iterator[tuple[str, Path]]:
+    """(module, file) of the Python sources under a folder, without tests and installed packages, in no order."""
     for here, subfolders, files in os.walk(folder):
         # Folders such as config-3.11-x86_64 are no packages.
         subfolders[:] = [name for name in subfolders if name.isidentifier() and name not in _SKIPPED_FOLDERS]

@@ -1,0 +1,231 @@
+"""Checks of a run that would end well and leave a bad model: cheap ones in every run, costly ones with `--check`.
+
+Those of the data (nothing supervised, rows that never stop) are made where rows are tokenised, those of a reference
+model by the objectives that have one.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_callback import TrainerCallback
+
+from .errors import UserError
+
+# Of each weight this many elements are watched, spread evenly.
+WATCHED = 10_000
+# Below this share of elements that move in a step, training in 16 bits loses most of its updates to rounding.
+ENOUGH = 0.5
+
+
+class FlightChecks(TrainerCallback):
+    """What only the first steps show.
+
+    Args:
+        checkpoint: what the run is resumed from, or None.
+        say: prints a warning.
+        learns_at_once: every step has something to learn.
+    """
+
+    def __init__(self, checkpoint: Path | None, say: Any, learns_at_once: bool = True) -> None:
+        self.checkpoint, self.say, self.learns_at_once = checkpoint, say, learns_at_once
+        self.first_step = 0
+        self.before: dict[str, Any] = {}
+        self.moved: float | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.first_step = state.global_step
+        if self.checkpoint is not None:
+            check_resumed(model, self.checkpoint)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step == self.first_step + 1:  # in the first one a warmup has learning rate 0
+            self.before = {name: _watched(p).clone() for name, p in _low_precision(model)}
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if not self.before:
+            return
+        changed = {name: (_watched(p) != self.before[name]) for name, p in _low_precision(model)}
+        self.before = {}
+        self.moved = sum(int(c.sum()) for c in changed.values()) / sum(c.numel() for c in changed.values())
+        if self.moved < ENOUGH:
+            self.say(
+                f"only {self.moved:.0%} of the 16-bit weights moved in a step, the other updates were rounded away: "
+                "set model.dtype: float32 (with train.bf16 products stay as fast), or raise train.learning_rate"
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if self.learns_at_once and state.global_step == self.first_step + 2:
+            check_adapters_move(model)
+
+
+def _low_precision(model: Any) -> list[tuple[str, Any]]:
+    import torch
+
+    kinds = (torch.bfloat16, torch.float16)
+    return [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.dtype in kinds]
+
+
+def _watched(parameter: Any) -> Any:
+    flat = parameter.detach().flatten()
+    return flat[:: max(flat.numel() // WATCHED, 1)]
+
+
+def check_adapters_move(model: Any) -> None:
+    """After two steps every LoRA matrix B has left its start at zero.
+
+    Raises:
+        UserError: one has not; names it.
+    """
+    still = [n for n, p in model.named_parameters() if "lora_B" in n and p.requires_grad and not p.detach().any()]
+    if still:
+        shown = ", ".join(still[:3]) + (f" and {len(still) - 3} more" if len(still) > 3 else "")
+        raise UserError(
+            f"{len(still)} adapter matrices are still zero after two steps: {shown}. No gradient reaches them, so they "
+            "learn nothing: take their modules out of adapter.target_modules, or check train.learning_rate"
+        )
+
+
+def check_resumed(model: Any, checkpoint: Path) -> None:
+    """The adapter in training is the checkpoint's, not a fresh one.
+
+    Raises:
+        UserError: a tensor differs; names it.
+    """
+    import torch
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    file = checkpoint / "adapter_model.safetensors"
+    if not isinstance(model, PeftModel) or not file.is_file():
+        return
+    held, saved = get_peft_model_state_dict(model), load_file(file)
+    for name in sorted(held.keys() | saved.keys()):
+        same = name in held and name in saved and torch.equal(held[name].cpu().to(saved[name].dtype), saved[name])
+        if not same:
+            raise UserError(
+                f"the adapter in training is not the one of {checkpoint}: {name} differs. The run was not resumed; "
+                "please report this"
+            )
+
+
+def check_stops(model: Any, stops: list[int]) -> None:
+    """The saved generation config stops where the training data do.
+
+    Raises:
+        UserError: it names other tokens.
+    """
+    named = model.generation_config.eos_token_id
+    named = named if isinstance(named, list) else [named]
+    if set(named) != set(stops):
+        raise UserError(
+            f"the saved generation_config stops at {named}, the training data at {stops}: the model would not stop. "
+            "Please report this"
+        )
+
+
+# Costly ones
+
+
+def thorough_checks(trainer: Any) -> dict[str, str]:
+    """Name of each costly check -> "passed", or why it does not apply.
+
+    Raises:
+        UserError: a check fails.
+    """
+    import torch
+
+    state = torch.get_rng_state()  # the run must not depend on whether it was checked
+    loader = trainer.get_train_dataloader()
+    done = {
+        "packed documents do not see each other": _check_packing(trainer, loader),
+        "accumulated gradients equal those of one batch": _check_accumulation(trainer, loader),
+    }
+    torch.set_rng_state(state)
+    return done
+
+
+def _check_packing(trainer: Any, loader: Any) -> str:
+    """Change the first document of a packed row: what the model computes of the second must not move."""
+    import torch
+
+    batch = next(iter(loader))
+    positions = batch.get("position_ids")
+    if positions is None:
+        return "no rows are packed"
+    real = batch.get("attention_mask", torch.ones_like(positions))
+    first = (positions == 0) & real.bool()  # [rows, length]
+    row = int(first.sum(-1).argmax())
+    starts = first[row].nonzero().flatten().tolist()
+    if len(starts) < 2:
+        return "no row holds two documents"
+    batch = {n: batch[n][row : row + 1] for n in ("input_ids", "position_ids", "attention_mask") if n in batch}
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inputs = {name: tensor.to(base.device) for name, tensor in batch.items()}
+    changed = inputs | {"input_ids": inputs["input_ids"].clone()}
+    changed["input_ids"][0, : starts[1]] = (changed["input_ids"][0, : starts[1]] + 1) % base.config.vocab_size
+    was_training = base.training
+    base.eval()
+    with torch.no_grad():
+        one, other = (base.base_model(**x, use_cache=False).last_hidden_state[0] for x in (inputs, changed))
+    base.train(was_training)
+    moved = (one[starts[1] :] - other[starts[1] :]).abs().max().item()
+    if moved > 0:
+        own = hasattr(trainer.args, "packing")
+        setting = "train.packing: false" if own else "objective.packing: blocks or none"
+        raise UserError(
+            f"packed documents see each other: a change of one moves the next by {moved:.1e}. Set {setting}"
+        )
+    return "passed"
+
+
+def _check_accumulation(trainer: Any, loader: Any) -> str:
+    """Two rows in one step and one after the other must give the same gradient."""
+    dataset = loader.dataset
+    if not hasattr(dataset, "__getitem__") or len(dataset) < 2:
+        return "fewer than two rows"
+    rows = [dataset[0], dataset[1]]
+    both, parts = loader.collate_fn(rows), [loader.collate_fn([row]) for row in rows]
+    items = None
+    if "labels" in both and trainer.model_accepts_loss_kwargs:
+        items = sum((part["labels"][..., 1:] != -100).sum() for part in parts)
+    with _no_dropout(trainer.model):
+        whole = _gradients(trainer, [both], items)
+        split = _gradients(trainer, parts, items)
+    size = max(g.abs().max().item() for g in whole.values())
+    apart = max((whole[name] - split[name]).abs().max().item() for name in whole)
+    allowed = 2e-2 if trainer.args.bf16 or trainer.args.fp16 else 1e-4
+    if not apart <= allowed * size:
+        raise UserError(
+            f"the gradient of two rows depends on train.gradient_accumulation_steps: it differs by {apart / size:.1e} "
+            "of its largest value. Please report this; gradient_accumulation_steps: 1 is not affected"
+        )
+    return "passed"
+
+
+def _gradients(trainer: Any, batches: list[Any], items: Any) -> dict[str, Any]:
+    """Gradients of one step over the batches, by name of the parameter; those of the model are cleared again."""
+    trainer.current_gradient_accumulation_steps = len(batches)
+    trainer.model.zero_grad()
+    for batch in batches:
+        trainer.training_step(trainer.model, dict(batch), num_items_in_batch=items)
+    found = {n: p.grad.detach().clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
+    trainer.model.zero_grad()
+    return found
+
+
+class _no_dropout:
+    """Dropout off, and back on."""
+
+    def __init__(self, model: Any) -> None:
+        from torch import nn
+
+        self.modules = [(m, m.p) for m in model.modules() if isinstance(m, nn.Dropout)]
+
+    def __enter__(self) -> None:
+        for module, _ in self.modules:
+            module.p = 0.0
+
+    def __exit__(self, *error: object) -> None:
+        for module, p in self.modules:
+            module.p = p

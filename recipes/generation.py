@@ -1,0 +1,134 @@
+"""Answers to prompts, in batches: the template, the stop tokens and the ids of training."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from .console import quiet_libraries
+from .errors import UserError
+from .evaluation import virtual_tokens
+from .models import load_pretrained, load_tokenizer_from, resolve_path
+from .tokenize_sft import stop_ids
+
+Template = Literal["auto", "chat", "none"]
+
+
+def generate(
+    path: str,
+    prompts: Sequence[str],
+    *,
+    system: str | None = None,
+    template: Template = "auto",
+    max_new_tokens: int = 256,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    batch_size: int = 8,
+    trust_remote_code: bool = False,
+) -> Iterator[str]:
+    """The answers to `prompts`, in their order.
+
+    Args:
+        path: a run, a model folder or a Hub id.
+        system: a system message, with a chat template.
+        template: "chat": each prompt is a user's message; "none": the text that the model goes on with; "auto": as
+            the tokenizer has a template or not.
+        temperature: 0: the likeliest token each time. top_p: sampling from so much of the probability.
+
+    Raises:
+        UserError: no model or tokenizer there, no chat template, an empty prompt, or one that leaves no room.
+    """
+    import torch
+    from transformers import set_seed
+
+    quiet_libraries()
+    model = load_pretrained(path, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer_from(resolve_path(path), trust_remote_code=trust_remote_code)
+    encoded = [_encoded(prompt, number, tokenizer, system, template) for number, prompt in enumerate(prompts, 1)]
+    longest = model.config.max_position_embeddings - virtual_tokens(model)
+    for number, ids in enumerate(encoded, 1):
+        if len(ids) >= longest:
+            raise UserError(f"prompt {number} has {len(ids)} tokens, and the model has positions for {longest}")
+    options = sampling(temperature, top_p)
+    set_seed(seed)
+    for rows in _batches(encoded, batch_size, longest - max_new_tokens):
+        batch = tokenizer.pad({"input_ids": rows}, padding_side="left")
+        inputs = {name: torch.tensor(batch[name], device=model.device) for name in ("input_ids", "attention_mask")}
+        width = inputs["input_ids"].shape[1]
+        with torch.no_grad():
+            output: Any = model.generate(
+                **inputs,
+                **options,
+                max_new_tokens=min(max_new_tokens, longest - width),
+                eos_token_id=stop_ids(tokenizer),
+                pad_token_id=tokenizer.pad_token_id,
+            )
+        yield from (text.strip() for text in tokenizer.batch_decode(output[:, width:], skip_special_tokens=True))
+
+
+def sampling(temperature: float, top_p: float = 1.0) -> dict[str, Any]:
+    """Arguments of `generate`; a temperature of 0 is the likeliest token each time.
+
+    Raises:
+        UserError: a temperature so small that the probabilities overflow.
+    """
+    if not temperature:
+        return {"do_sample": False}
+    if not 0.01 <= temperature < float("inf"):
+        raise UserError(f"temperature is {temperature}: give 0, for the likeliest token each time, or at least 0.01")
+    return {"do_sample": True, "temperature": temperature, "top_p": top_p}
+
+
+def _batches(encoded: list[list[int]], size: int, roomy: int) -> Iterator[list[list[int]]]:
+    """Batches in order; a prompt over `roomy` tokens is alone, so that it shortens no other's answer."""
+    batch: list[list[int]] = []
+    for ids in encoded:
+        if batch and (len(batch) == size or len(ids) > roomy or len(batch[-1]) > roomy):
+            yield batch
+            batch = []
+        batch.append(ids)
+    yield batch
+
+
+def _encoded(prompt: str, number: int, tokenizer: Any, system: str | None, template: Template) -> list[int]:
+    if not prompt.strip():
+        raise UserError(f"prompt {number} is empty")
+    if template == "none" or (template == "auto" and tokenizer.chat_template is None):
+        if system:
+            raise UserError("a system message needs a chat template, and none is used")
+        return tokenizer(prompt)["input_ids"]
+    if tokenizer.chat_template is None:
+        raise UserError("the tokenizer has no chat template: give --template none")
+    turns = [{"role": "system", "content": system}] if system else []
+    turns.append({"role": "user", "content": prompt})
+    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    # The template has written the special tokens already, as in training.
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def read_prompts(file: Path) -> list[str]:
+    """The prompts of a file: one a line of plain text, or the `prompt` of each row of JSONL.
+
+    Raises:
+        UserError: a file that cannot be read, or holds no prompt.
+    """
+    from .data_files import BadRow, place, read_rows
+
+    if not file.is_file():
+        raise UserError(f"{file}: no such file")
+    if file.suffix == ".jsonl":
+        prompts = []
+        for line, row in read_rows(file):
+            if isinstance(row, BadRow):
+                raise UserError(f"{place(file, line)}: {row.reason}")
+            if not isinstance(row.get("prompt"), str):
+                raise UserError(f"{place(file, line)}: has no text under `prompt`")
+            prompts.append(row["prompt"])
+    else:
+        try:
+            prompts = [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{file}: cannot be read as UTF-8 text ({error})") from error
+    if not prompts:
+        raise UserError(f"{file}: holds no prompt")
+    return prompts

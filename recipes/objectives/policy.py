@@ -1,0 +1,244 @@
+"""Objectives `grpo`, `rloo` and `ppo`: a policy that answers prompts and learns from the rewards of its own answers."""
+
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from .base import Objective, Row
+from .trainers import built
+
+if TYPE_CHECKING:
+    from ..evaluation import Sample
+    from ..rewards import Reward
+    from ..tokenize_sft import TokenizationReport, TokenizedData
+
+
+# What a row may hold beside the prompt and the columns that rewards read.
+ANSWERS = ("completion", "chosen", "rejected")
+
+
+class PolicyOptimisation(Objective):
+    """What all of them share: prompts, rewards, and the reward of greedy answers to held-out prompts."""
+
+    formats = ("prompt",)  # those of richer rows too, whose other columns the rewards can read
+    shown = ("reward", "length", "stopped")
+    higher_is_better = True
+    samples_its_data = True
+
+    def rewards(self) -> "list[Reward]":
+        """The rewards of the recipe, loaded once."""
+        from ..rewards import load_reward
+
+        if not hasattr(self, "_rewards"):
+            names = self.options.reward
+            self._rewards = [load_reward(n) for n in ([names] if isinstance(names, str) else names)]
+        return self._rewards
+
+    def weights(self) -> list[float]:
+        """The factor of each reward."""
+        return getattr(self.arguments, "reward_weights", None) or [1.0] * len(self.rewards())
+
+    @property
+    def room(self) -> int:
+        """The longest prompt in tokens that leaves room for an answer."""
+        longest = self.config.max_position_embeddings
+        room = longest - self.arguments.max_completion_length
+        if room < 1:
+            raise UserError(
+                f"train.max_completion_length is {self.arguments.max_completion_length}, but the model has positions "
+                f"for {longest} tokens, prompt included: lower it"
+            )
+        return room
+
+    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+        """A data set with the prompts as they are and the rows' other columns, for the rewards."""
+        from datasets import Dataset
+
+        from ..tokenize_sft import TokenizationReport, TokenizedData
+
+        report = TokenizationReport(rows=len(rows))
+        kept = []
+        for row in rows:
+            ids = encode_prompt(row["prompt"], self.tokenizer)
+            report.longest = max(report.longest, len(ids))
+            if len(ids) > self.room:
+                report.dropped["prompts without room for an answer"] = (
+                    report.dropped.get("prompts without room for an answer", 0) + 1
+                )
+                continue
+            kept.append({name: value for name, value in row.items() if name not in ANSWERS})
+            report.tokens += len(ids)
+        if not kept:
+            raise UserError(
+                f"None of the {len(rows)} prompts leaves room for an answer of train.max_completion_length="
+                f"{self.arguments.max_completion_length} tokens: the shortest way is to lower that"
+            )
+        report.rows_kept = report.stopped = len(kept)
+        return TokenizedData(Dataset.from_list(kept), report)
+
+    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
+        rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
+        return [f"{render_prompt(row['prompt'], self.tokenizer)}⟦…⟧" for row in rows]
+
+    def sequences(self, report: "TokenizationReport") -> int:
+        return report.rows_kept * self.arguments.num_generations
+
+    def answers(self, model: Any, rows: Sequence[Row]) -> list[list[int]]:
+        """Greedy answers as token ids, each up to its stop token."""
+        import torch
+
+        from ..evaluation import evaluating
+        from ..tokenize_sft import stop_ids
+
+        stops = set(stop_ids(self.tokenizer))
+        prompts = [encode_prompt(row["prompt"], self.tokenizer) for row in rows]
+        found: list[list[int]] = []
+        size = self.recipe.eval.batch_size
+        with evaluating(model), torch.no_grad():
+            for start in range(0, len(prompts), size):
+                batch = self.tokenizer.pad({"input_ids": prompts[start : start + size]}, padding_side="left")
+                inputs = {n: torch.tensor(batch[n], device=model.device) for n in ("input_ids", "attention_mask")}
+                output = model.generate(
+                    **inputs,
+                    max_new_tokens=self.arguments.max_completion_length,
+                    do_sample=False,
+                    eos_token_id=sorted(stops),
+                    pad_token_id=self.tokenizer.pad_token_id,
+                )
+                for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
+                    end = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
+                    found.append(ids[:end])
+        return found
+
+    def scores(self, rows: Sequence[Row], texts: list[str]) -> list[float]:
+        """The weighted sum of the rewards for each answer."""
+        prompts = [row["prompt"] for row in rows]
+        names = {name for row in rows for name in row} - {"prompt", *ANSWERS}
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        each = [reward(prompts, texts, **columns) for reward in self.rewards()]
+        return [sum(w * s for w, s in zip(self.weights(), values, strict=True)) for values in zip(*each, strict=True)]
+
+    def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
+        """Reward, tokens, and share that stops by itself, of greedy answers to the held-out prompts."""
+        from ..tokenize_sft import stop_ids
+
+        kept = list(prepared.dataset)
+        ids = self.answers(model, kept)
+        scores = self.scores(kept, self.tokenizer.batch_decode(ids, skip_special_tokens=True))
+        stops = set(stop_ids(self.tokenizer))
+        return {
+            "reward": sum(scores) / len(scores),
+            "length": sum(map(len, ids)) / len(ids),
+            "stopped": sum(bool(i) and i[-1] in stops for i in ids) / len(ids),
+            "rows": len(ids),
+        }
+
+    def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
+        from ..evaluation import Sample
+
+        count = self.recipe.eval.samples
+        chosen = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
+        chosen = [row for row in chosen if len(encode_prompt(row["prompt"], self.tokenizer)) <= self.room]
+        if not chosen:
+            return []
+        texts = self.tokenizer.batch_decode(self.answers(model, chosen), skip_special_tokens=True)
+        # A judge of many answers may see more than one at a time; here each is scored as in training.
+        return [
+            Sample(_shown(row["prompt"]), _reference(row), f"{text.strip()}\n(reward {score:.3f})")
+            for row, text, score in zip(chosen, texts, self.scores(chosen, texts), strict=True)
+        ]
+
+
+class GroupedPolicy(PolicyOptimisation):
+    """TRL's trainers that compare the answers to one prompt: GRPO and RLOO.
+
+    Shao et al. 2024, arXiv:2402.03300; Ahmadian et al. 2024, arXiv:2402.14740.
+    """
+
+    def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
+        import trl
+
+        self.finish(model)
+        options: dict[str, Any] = {"train_dataset": train, "eval_dataset": held_out, "peft_config": adapter}
+        kind = {"grpo": trl.GRPOTrainer, "rloo": trl.RLOOTrainer}[self.options.kind]
+        if adapter is None and self.arguments.beta:
+            # The trainer opens its reference where the model says that it comes from.
+            self.start = tempfile.TemporaryDirectory(prefix="anyformer-reference-")
+            model.save_pretrained(self.start.name)
+            model.config._name_or_path = self.start.name
+        return built(
+            kind, model, self.arguments, reward_funcs=self.rewards(), processing_class=self.tokenizer, **options
+        )
+
+
+class ProximalPolicy(PolicyOptimisation):
+    """Proximal policy optimisation with a value head and a penalty on the divergence from the start: `recipes/ppo`."""
+
+    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+        prepared = super().prepare(rows)
+        ids = [encode_prompt(prompt, self.tokenizer) for prompt in prepared.dataset["prompt"]]
+        return prepared._replace(dataset=prepared.dataset.add_column("prompt_ids", ids))
+
+    def sequences(self, report: "TokenizationReport") -> int:
+        return report.rows_kept
+
+    def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
+        from transformers import set_seed
+
+        from ..adapters import attach
+        from ..ppo import PPOTrainer
+
+        self.finish(model)
+        set_seed(self.arguments.seed)
+        policy = model if adapter is None else attach(model, adapter)
+        rewards = [_of_texts(reward) for reward in self.rewards()]
+        return built(
+            PPOTrainer,
+            policy,
+            self.arguments,
+            train_dataset=train,
+            processing_class=self.tokenizer,
+            reward=rewards,
+        )
+
+    def save_extra(self, trainer: Any, folder: Any) -> None:
+        """The value head, from which another run of PPO could go on; the policy does not need it."""
+        from safetensors.torch import save_file
+
+        from ..ppo.trainer import VALUE_HEAD
+
+        weights = {name: tensor.contiguous().cpu() for name, tensor in trainer.value_head.state_dict().items()}
+        save_file(weights, folder / VALUE_HEAD)
+
+
+def _of_texts(reward: "Reward") -> Any:
+    """A reward as PPO calls it: with token ids first."""
+
+    def score(prompts_ids: Any, completions_ids: Any, texts: list[str], *, prompt: list[Any], **columns: Any) -> Any:
+        return reward(prompt, texts, **columns)
+
+    score.__name__ = reward.__name__
+    return score
+
+
+def render_prompt(prompt: Any, tokenizer: Any) -> str:
+    """The text that the policy goes on with: rendered messages, or plain text."""
+    if isinstance(prompt, str):
+        return prompt
+    return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+
+
+def encode_prompt(prompt: Any, tokenizer: Any) -> list[int]:
+    """The same as ids; a template has written the special tokens already."""
+    text = render_prompt(prompt, tokenizer)
+    return tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]
+
+
+def _shown(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+def _reference(row: Row) -> str:
+    known: Any = row.get("completion", row.get("chosen", row.get("answer", "")))
+    return known if isinstance(known, str) else known[-1]["content"]

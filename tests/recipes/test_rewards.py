@@ -1,0 +1,100 @@
+"""Rewards: what they score, and what is said of those that cannot be used."""
+
+import pytest
+
+from anyformer.recipes.errors import UserError
+from anyformer.recipes.rewards import last_number, load_reward, pep257, reward_problem
+
+
+@pytest.mark.parametrize(
+    ("text", "marks"),
+    [
+        ("Return the larger of two numbers.", 5),
+        ('"""Return the larger of two numbers."""', 5),
+        ("return the larger of two numbers.", 4),
+        ("Returns the larger of two numbers.", 4),
+        ("This returns the larger of two numbers.", 4),
+        ("Return the larger of two numbers", 4),
+        ("Return it. Then go.", 4),
+        ("Return\nit.", 4),
+        ("Return " + "very " * 20 + "much.", 4),
+        ("Process the rows.", 5),
+        ("Pass.", 5),
+        ("", 0),
+    ],
+)
+def test_pep257_counts_five_marks(text, marks):
+    assert pep257(["def f():"], [text]) == [marks / 5]
+
+
+def test_last_number_compares_values():
+    texts = ["so 1,024 it is", "1024.0", "first 3, then 7", "none", "-5"]
+    assert last_number([""] * 5, texts, answer=["1024", 1024, 3, "0", "-5"]) == [1.0, 1.0, 0.0, 0.0, 1.0]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def length(prompts, completions, **columns):\n    return [len(c) for c in completions]\n"
+        "def short(prompts, completions, **columns):\n    return [1.0]\n"
+        "def broken(prompts, completions, **columns):\n    return [1 / 0]\n"
+        "def endless(prompts, completions, **columns):\n    return [float('nan')] * len(completions)\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def test_a_function_of_a_file(file):
+    reward = load_reward(f"{file}:length")
+    answers = ["ab", [{"role": "assistant", "content": "abc"}]]
+    assert reward(["p", "q"], answers, trainer_state=object(), completion_ids=[[1], [2]]) == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("short", "gives 1 numbers for 2 answers"),
+        ("broken", "raises ZeroDivisionError"),
+        ("endless", "no finite number"),
+    ],
+)
+def test_a_function_that_misbehaves_is_named(file, name, message):
+    with pytest.raises(UserError, match=f"mine.py:{name}: .*{message}"):
+        load_reward(f"{file}:{name}")(["p", "q"], ["a", "b"])
+
+
+def test_problems_are_found_without_running_anything(file, tmp_path):
+    assert reward_problem("pep257") is None and reward_problem(f"{file}:length") is None
+    assert reward_problem("some/model") is None
+    assert "cannot be read" in reward_problem(f"{tmp_path / 'none.py'}:f")
+    assert "defines no function 'lenght'; it has length, short" in reward_problem(f"{file}:lenght")
+    broken = tmp_path / "broken.py"
+    broken.write_text("def f(:\n", encoding="utf-8")
+    assert "is no Python" in reward_problem(f"{broken}:f")
+    with pytest.raises(UserError, match="no model can be opened"):
+        load_reward(str(tmp_path))
+
+
+def test_a_reward_model_scores_the_last_token_of_prompt_and_answer(tiny_checkpoint, tmp_path):
+    import torch
+    from transformers import AutoTokenizer
+
+    import anyformer
+    from anyformer.recipes.models import with_head
+
+    base = anyformer.from_hf(str(tiny_checkpoint))
+    base.config.num_labels = 1
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    model = with_head(base, base.config, "sequence_classification", seed=0)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    reward = load_reward(str(tmp_path), batch_size=2)
+    prompts = [[{"role": "user", "content": text}] for text in ("one two", "three", "four five six")]
+    answers = ["the cat", "the dog sat on the log", "two"]
+    expected = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        text = tokenizer.apply_chat_template([*prompt, {"role": "assistant", "content": answer}], tokenize=False)
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+        expected.append(model.eval()(ids).logits[0, 0].item())
+    assert reward(prompts, answers) == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,453 @@
+"""What each form of row becomes, and what each may not be."""
+
+import functools
+
+import pytest
+from data_rows import CHAT, SECRET, SFT, pairs, rows_of, section, write_rows
+
+from anyformer.recipes.data import load_splits
+from anyformer.recipes.errors import UserError
+from anyformer.recipes.row_formats import FORMATS
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory):
+    """Without the test's parameters in its name, where the secret would be found."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture
+def write(tmp_path):
+    return functools.partial(write_rows, tmp_path)
+
+
+def test_formats_are_recognised_and_named(write):
+    alpaca = [
+        {"instruction": "Add", "input": "1 2", "output": "3", "text": "ignored", "system": "Be brief."},
+        {"instruction": "Greet", "input": "", "output": "Hi"},
+    ]
+    splits = load_splits(section(write("alpaca.jsonl", alpaca)))
+    assert splits.train == [
+        {
+            "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add\n\n1 2"}],
+            "completion": [{"role": "assistant", "content": "3"}],
+        },
+        {
+            "prompt": [{"role": "user", "content": "Greet"}],
+            "completion": [{"role": "assistant", "content": "Hi"}],
+        },
+    ]
+    assert splits.report.format == "prompt-completion"
+    assert splits.report.recognised.startswith("Alpaca")
+    assert splits.report.ignored_columns == ["text"]
+
+    sharegpt = [{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "id": 1}]
+    splits = load_splits(section(write("share.jsonl", sharegpt)))
+    assert splits.train == [{"messages": CHAT}]
+    assert splits.report.format == "messages" and splits.report.recognised.startswith("ShareGPT")
+
+    with pytest.raises(UserError, match=r"conversations\[1\]\.from must be system, user or assistant"):
+        rows_of(write("tool.jsonl", [{"conversations": [*sharegpt[0]["conversations"][:1], {"from": "observation"}]}]))
+
+    splits = load_splits(section(write("m.jsonl", [{"messages": [{**m, "name": "x"} for m in CHAT], "prompt": "Hi"}])))
+    assert splits.train == [{"messages": CHAT}] and splits.report.ignored_columns == ["prompt"]
+
+    chat = [{"prompt": CHAT[:1], "completion": CHAT[1:]}]
+    splits = load_splits(section(write("pc.jsonl", chat)))
+    assert splits.train == chat and splits.report.recognised == "prompt and completion as messages"
+    assert load_splits(section(write("p.jsonl", pairs(1)))).report.recognised == "prompt and completion"
+
+
+def test_format_setting_decides_between_forms_that_fit(write):
+    path = write("a.jsonl", [{"prompt": "p", "completion": "c", "text": "t"}])
+    assert rows_of(path) == [{"prompt": "p", "completion": "c"}]
+    assert rows_of(path, format="text") == [{"text": "t"}]
+    expected = r"line 1: does not fit data\.format messages: .*expected messages; or conversations"
+    with pytest.raises(UserError, match=expected):
+        rows_of(path, format="messages")
+
+
+def test_columns(write):
+    path = write("a.jsonl", [{"question": "q", "answer": "a", "messages": CHAT, "text": "t"}])
+    mapping = {"prompt": "question", "completion": "answer"}
+    assert rows_of(path, columns=mapping) == [{"prompt": "q", "completion": "a"}]  # before what would fit unasked
+    assert rows_of(path, columns={"text": "answer"}) == [{"text": "a"}]
+    with pytest.raises(
+        UserError, match=r"line 1: has no column 'quest' \(data\.columns\.prompt\): found question, answer"
+    ):
+        rows_of(path, columns={"prompt": "quest", "completion": "answer"})
+    with pytest.raises(UserError, match=r"data\.columns: unknown name promt\. Known: chosen, .*prompt"):
+        rows_of(path, columns={"promt": "question"})
+
+
+def test_mixed_formats_are_an_error_even_when_skipping(write):
+    mixed = [*pairs(1), {"text": "t"}]
+    message = r"b\.jsonl, line 2: this row is text, but .*b\.jsonl, line 1 is prompt and completion"
+    for on_bad_row in ("error", "skip"):
+        with pytest.raises(UserError, match=message):
+            rows_of(write("b.jsonl", mixed), on_bad_row=on_bad_row)
+    with pytest.raises(UserError, match="this row is prompt and completion as messages, but"):
+        rows_of(write("b.jsonl", [*pairs(1), {"prompt": CHAT[:1], "completion": CHAT[1:]}]))
+    with pytest.raises(UserError, match="this row is text"):
+        rows_of([write("a.jsonl", pairs(1)), write("c.txt", "text")])
+
+
+ASK, ANSWER, WORSE = CHAT[:1], CHAT[1:], [{"role": "assistant", "content": "Go away"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "format_name", "recognised", "out"),
+    [
+        (
+            {"prompt": "p", "chosen": "c", "rejected": "r", "messages": CHAT, "score": 1},
+            "preference",
+            "preference pairs",
+            {"prompt": "p", "chosen": "c", "rejected": "r"},
+        ),
+        (
+            {"prompt": ASK, "chosen": ANSWER, "rejected": WORSE},
+            "preference",
+            "preference pairs as messages",
+            {"prompt": ASK, "chosen": ANSWER, "rejected": WORSE},
+        ),
+        (  # as published sets often have it: the prompt again in front of the answers
+            {"prompt": ASK, "chosen": ASK + ANSWER, "rejected": ASK + WORSE},
+            "preference",
+            "preference pairs as messages",
+            {"prompt": ASK, "chosen": ANSWER, "rejected": WORSE},
+        ),
+        (
+            {"prompt": "Hi", "chosen": ASK + ANSWER, "rejected": ASK + WORSE},
+            "preference",
+            "preference pairs as messages",
+            {"prompt": ASK, "chosen": ANSWER, "rejected": WORSE},
+        ),
+        (
+            {"chosen": [*CHAT, *ASK, *ANSWER], "rejected": [*CHAT, *ASK, *WORSE]},
+            "preference",
+            "preference pairs, their shared messages taken as the prompt",
+            {"prompt": [*CHAT, *ASK], "chosen": ANSWER, "rejected": WORSE},
+        ),
+        (  # an answer that both share is no part of the prompt where no question follows
+            {"chosen": CHAT, "rejected": [*CHAT, *ASK, *WORSE]},
+            "preference",
+            "preference pairs, their shared messages taken as the prompt",
+            {"prompt": ASK, "chosen": ANSWER, "rejected": [*ANSWER, *ASK, *WORSE]},
+        ),
+        (
+            {"prompt": "p", "completion": "c", "label": False, "id": 3},
+            "unpaired-preference",
+            "unpaired preference (prompt, completion, label)",
+            {"prompt": "p", "completion": "c", "label": False},
+        ),
+        (
+            {"prompt": ASK, "completion": ANSWER, "label": True},
+            "unpaired-preference",
+            "unpaired preference (prompt, completion, label) as messages",
+            {"prompt": ASK, "completion": ANSWER, "label": True},
+        ),
+        (
+            {"text": "t", "label": "good", "id": 1},
+            "classification",
+            "text and label with labels as text",
+            {"text": "t", "label": "good"},
+        ),
+        (
+            {"text": "t", "label": 0},
+            "classification",
+            "text and label with labels as numbers",
+            {"text": "t", "label": 0},
+        ),
+        (
+            {"text": "t", "label": -0.5},
+            "classification",
+            "text and label with labels as numbers",
+            {"text": "t", "label": -0.5},
+        ),
+        (
+            {"text": "t", "label": ["old", "rare"]},
+            "classification",
+            "text and label with labels as lists",
+            {"text": "t", "label": ["old", "rare"]},
+        ),
+        (
+            {"tokens": ["New", "York"], "tags": ["B-LOC", "I-LOC"], "id": "1"},
+            "token-classification",
+            "tokens and tags with tags as text",
+            {"tokens": ["New", "York"], "tags": ["B-LOC", "I-LOC"]},
+        ),
+        (
+            {"tokens": ["York"], "tags": [5]},
+            "token-classification",
+            "tokens and tags with tags as numbers",
+            {"tokens": ["York"], "tags": [5]},
+        ),
+        (
+            {"source": "house", "target": "Haus", "id": 1},
+            "source-target",
+            "source and target",
+            {"source": "house", "target": "Haus"},
+        ),
+        (
+            {"prompt": "1 + 1", "answer": "2", "test": ["a", None]},
+            "prompt",
+            "prompt alone",
+            {"prompt": "1 + 1", "answer": "2", "test": ["a", None]},
+        ),
+        ({"prompt": ASK, "n": 1}, "prompt", "prompt alone as messages", {"prompt": ASK, "n": 1}),
+    ],
+)
+def test_each_format_is_recognised_and_made_canonical(write, row, format_name, recognised, out):
+    path = write("a.jsonl", [row])
+    for wanted in ("auto", format_name):
+        splits = load_splits(section(path, format=wanted))
+        assert splits.train == [out]
+        assert (splits.report.format, splits.report.recognised) == (format_name, recognised)
+        assert splits.report.ignored_columns == sorted(row.keys() - out.keys())
+    assert rows_of(path, accepts=[format_name]) == [out]
+
+
+PAIR = {"prompt": "p", "chosen": "c", "rejected": "r"}
+
+
+@pytest.mark.parametrize(
+    ("format_name", "good", "bad", "reason"),
+    [
+        ("preference", PAIR, PAIR | {"chosen": None}, r"chosen must be text, found null"),
+        ("preference", PAIR, PAIR | {"rejected": " "}, r"rejected is empty"),
+        ("preference", PAIR, PAIR | {"prompt": ""}, r"prompt is empty"),
+        ("preference", PAIR, PAIR | {"chosen": "hunter2", "rejected": "hunter2"}, r"chosen and rejected are the same"),
+        ("preference", PAIR, PAIR | {"prompt": ASK}, r"must be all text or all lists of messages"),
+        ("preference", PAIR, PAIR | {"chosen": ANSWER}, r"rejected must be a list of messages, found text"),
+        (
+            "preference",
+            PAIR,
+            PAIR | {"chosen": ANSWER, "rejected": WORSE},
+            r"must be all text or all lists of messages",
+        ),
+        (
+            "preference",
+            PAIR,
+            PAIR | {"prompt": "hunter2", "chosen": ASK + ANSWER, "rejected": ASK + WORSE},
+            r"prompt is not the last user message of chosen and rejected",
+        ),
+        (
+            "preference",
+            PAIR,
+            {"prompt": ASK, "chosen": ASK + ANSWER, "rejected": WORSE},
+            r"chosen and rejected must be answers, or begin with all messages of prompt",
+        ),
+        (
+            "preference",
+            PAIR,
+            {"prompt": ASK, "chosen": ANSWER, "rejected": ASK},
+            r"rejected must end with an assistant message, ends with user",
+        ),
+        (
+            "preference",
+            PAIR,
+            {"prompt": ASK, "chosen": [], "rejected": WORSE},
+            r"chosen is empty",
+        ),
+        (
+            "preference",
+            PAIR,
+            {"prompt": ASK, "chosen": [{"role": "tool", "content": "hunter2"}], "rejected": WORSE},
+            r"chosen\[0\]\.role must be system, user or assistant",
+        ),
+        ("preference", PAIR, {"chosen": "hunter2", "rejected": "r"}, r"are text, so a prompt is needed beside them"),
+        ("preference", PAIR, {"chosen": ANSWER, "rejected": WORSE}, r"must begin with the same messages"),
+        ("preference", PAIR, {"chosen": CHAT, "rejected": CHAT}, r"chosen and rejected are the same"),
+        (
+            "preference",
+            PAIR,
+            {"prompt": "hunter2", "chosen": "c"},
+            r"found the keys prompt, chosen; expected prompt and",
+        ),
+        (
+            "unpaired-preference",
+            {"prompt": "p", "completion": "c", "label": True},
+            {"prompt": "p", "completion": "c", "label": 1},
+            r"label must be true \(wanted\) or false \(unwanted\), found a number",
+        ),
+        (
+            "unpaired-preference",
+            {"prompt": "p", "completion": "c", "label": True},
+            {"prompt": "p", "completion": "c", "label": "hunter2"},
+            r"label must be true \(wanted\) or false \(unwanted\), found text",
+        ),
+        (
+            "unpaired-preference",
+            {"prompt": "p", "completion": "c", "label": True},
+            {"prompt": "p", "completion": "", "label": True},
+            r"completion is empty",
+        ),
+        ("classification", {"text": "t", "label": "a"}, {"text": "hunter2", "label": ""}, r"label is empty"),
+        (
+            "classification",
+            {"text": "t", "label": 1},
+            {"text": "t", "label": True},
+            r"label must be text, a number or a list of text, found a boolean",
+        ),
+        (
+            "classification",
+            {"text": "t", "label": ["a"]},
+            {"text": "t", "label": ["a", 3]},
+            r"label\[1\] must be text, found a number",
+        ),
+        (
+            "classification",
+            {"text": "t", "label": 1},
+            {"text": "t", "label": None},
+            r"label must be text, a number or a list of text, found null",
+        ),
+        ("classification", {"text": "t", "label": 1}, {"text": "", "label": 1}, r"text is empty"),
+        (
+            "token-classification",
+            {"tokens": ["a"], "tags": ["X"]},
+            {"tokens": ["hunter2", "b"], "tags": ["X"]},
+            r"2 tokens but 1 tags",
+        ),
+        ("token-classification", {"tokens": ["a"], "tags": ["X"]}, {"tokens": [], "tags": []}, r"tokens is empty"),
+        (
+            "token-classification",
+            {"tokens": ["a"], "tags": ["X"]},
+            {"tokens": "hunter2", "tags": ["X"]},
+            r"tokens must be a list, found text",
+        ),
+        (
+            "token-classification",
+            {"tokens": ["a"], "tags": ["X"]},
+            {"tokens": ["a", " "], "tags": ["X", "X"]},
+            r"tokens\[1\] is empty",
+        ),
+        (
+            "token-classification",
+            {"tokens": ["a"], "tags": ["X"]},
+            {"tokens": ["a", "b"], "tags": ["X", None]},
+            r"tags\[1\] must be text or a whole number, found null",
+        ),
+        (
+            "token-classification",
+            {"tokens": ["a"], "tags": ["X"]},
+            {"tokens": ["a", "b"], "tags": ["X", 1]},
+            r"tags mixes text and numbers",
+        ),
+        ("source-target", {"source": "a", "target": "b"}, {"source": "hunter2", "target": ""}, r"target is empty"),
+        (
+            "source-target",
+            {"source": "a", "target": "b"},
+            {"source": ["hunter2"], "target": "b"},
+            r"source must be text, found a list",
+        ),
+        (
+            "source-target",
+            {"source": "a", "target": "b"},
+            {"translation": {"en": "hunter2", "de": "b"}},
+            r"translation holds a text for each language \(en, de\): .*data\.columns: \{source: translation\.en",
+        ),
+        ("prompt", {"prompt": "a"}, {"prompt": [], "answer": "hunter2"}, r"prompt is empty"),
+        ("prompt", {"prompt": "a"}, {"prompt": 3, "answer": "hunter2"}, r"prompt must be text, found a number"),
+    ],
+)
+def test_a_bad_row_of_each_format(write, format_name, good, bad, reason):
+    path = write("a.jsonl", [good, bad])
+    for arguments in ({"format": format_name}, {"accepts": [format_name]}):
+        with pytest.raises(UserError, match=rf"a\.jsonl, line 2: .*{reason}") as error:
+            rows_of(path, **arguments)
+        assert SECRET not in str(error.value)
+    report = load_splits(section(path, format=format_name, on_bad_row="skip")).report
+    assert (report.rows_train, report.rows_skipped) == (1, 1)
+
+
+def test_labels_of_two_kinds_are_mixed_formats(write):
+    path = write("a.jsonl", [{"text": "t", "label": "a"}, {"text": "u", "label": 1}])
+    with pytest.raises(UserError, match=r"line 2: this row is text and label with labels as numbers, but .* as text"):
+        rows_of(path)
+
+
+def test_columns_of_the_new_formats(write):
+    path = write("ner.jsonl", [{"tokens": ["a"], "ner_tags": [0], "pos_tags": [7]}])
+    assert rows_of(path, columns={"tags": "ner_tags"}) == [{"tokens": ["a"], "tags": [0]}]
+    path = write("wmt.jsonl", [{"translation": {"en": "house", "de": "Haus"}}])
+    mapping = {"source": "translation.en", "target": "translation.de"}
+    assert rows_of(path, columns=mapping) == [{"source": "house", "target": "Haus"}]
+    with pytest.raises(
+        UserError, match=r"has no column 'translation\.fr' \(data\.columns\.target\): found translation"
+    ):
+        rows_of(path, columns=mapping | {"target": "translation.fr"})
+    dotted = write("dots.jsonl", [{"a.b": "x", "a": {"b": "y"}}])
+    assert rows_of(dotted, columns={"text": "a.b"}) == [{"text": "x"}]  # a column of that very name goes first
+    path = write("dpo.jsonl", [{"question": "q", "good": "g", "bad": "b"}])
+    mapping = {"prompt": "question", "chosen": "good", "rejected": "bad"}
+    assert rows_of(path, columns=mapping) == [{"prompt": "q", "chosen": "g", "rejected": "b"}]
+
+
+def test_an_objective_takes_what_it_accepts(write):
+    rich = write("rich.jsonl", [{"prompt": "p", "chosen": "c", "rejected": "r", "completion": "c", "text": "t"}])
+    assert rows_of(rich)[0].keys() == {"prompt", "chosen", "rejected"}
+    assert rows_of(rich, accepts=SFT) == [{"prompt": "p", "completion": "c"}]
+    assert rows_of(rich, accepts=["text"]) == [{"text": "t"}]
+    kept = {"prompt": "p", "chosen": "c", "rejected": "r", "completion": "c", "text": "t"}
+    assert rows_of(rich, accepts=["prompt"]) == [kept]
+
+    pairs_only = write("pairs.jsonl", [PAIR])
+    with pytest.raises(
+        UserError,
+        match=r"pairs\.jsonl, line 1: is preference pairs, which the objective cannot use: found the keys prompt, "
+        r"chosen, rejected; expected messages; or conversations; or prompt and completion; or .*text",
+    ):
+        rows_of(pairs_only, accepts=SFT)
+    with pytest.raises(
+        UserError, match=r"data\.format: the objective cannot use preference, but messages, prompt-completion or text"
+    ):
+        rows_of(pairs_only, accepts=SFT, format="preference")
+
+
+def test_unwanted_completions_are_not_trained_on_unasked(write):
+    path = write("kto.jsonl", [{"prompt": "p", "completion": "c", "label": False}])
+    with pytest.raises(
+        UserError, match=r"line 1: label says whether the completion is wanted .*data\.format: prompt-comp"
+    ):
+        rows_of(path, accepts=SFT)
+    assert rows_of(path, accepts=SFT, format="prompt-completion") == [{"prompt": "p", "completion": "c"}]
+    # Another kind of label says nothing of the sort.
+    path = write("topic.jsonl", [{"prompt": "p", "completion": "c", "label": "sport"}])
+    assert rows_of(path, accepts=SFT) == [{"prompt": "p", "completion": "c"}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda i, k: {"prompt": f"q{i}", "chosen": f"a{k}", "rejected": "r"},
+        lambda i, k: {"prompt": [{"role": "user", "content": f"q{i}"}], "answer": k, "messages": "not a conversation"},
+        lambda i, k: {"text": f"q {i}" + " " * k, "label": k},
+        lambda i, k: {"tokens": ["q", str(i)], "tags": [k, k]},
+        lambda i, k: {"source": f"q{i}", "target": f"a{k}"},
+        lambda i, k: {"prompt": f"q{i}", "completion": f"a{k}", "label": bool(k)},
+    ],
+    ids=["preference", "prompt", "classification", "token-classification", "source-target", "unpaired-preference"],
+)
+def test_rows_with_one_question_stay_together(write, row):
+    path = write("a.jsonl", [row(i, k) for i in range(20) for k in range(2)])
+    # Without messages: in a file they would be taken for what is to be learned.
+    splits = load_splits(section(path, eval_fraction=0.2), [f for f in FORMATS if f != "messages"])
+    asked = [
+        {str(r.get("prompt") or r.get("text", "").strip() or r.get("source") or r.get("tokens")) for r in side}
+        for side in (splits.train, splits.eval)
+    ]
+    assert len(splits.eval) == 8 and len(asked[0]) == 16 and len(asked[1]) == 4 and not asked[0] & asked[1]
+
+
+@pytest.mark.parametrize("switch", [{"train": False}, {"weight": 0}, {"train": False, "weight": 0}])
+def test_a_turn_that_is_not_trained_on_keeps_its_switch(write, switch):
+    rows = [{"messages": [CHAT[0], {**CHAT[1], **switch}, CHAT[0], {**CHAT[1], "weight": 1}]}]
+    splits = load_splits(section(write("off.jsonl", rows)))
+    assert splits.train == [{"messages": [CHAT[0], {**CHAT[1], "train": False}, *CHAT]}]
+
+
+def test_a_margin_stays_beside_its_pair(write):
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    assert load_splits(section(write("m.jsonl", [row | {"margin": 2}]))).train == [row | {"margin": 2.0}]
+    with pytest.raises(UserError, match="margin must be a number, found text"):
+        rows_of(write("bad.jsonl", [row | {"margin": "much"}]))

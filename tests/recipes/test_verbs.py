@@ -1,0 +1,110 @@
+"""The verbs generate, merge, list and copy."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import anyformer
+from anyformer.recipes.loading import load_preset, load_recipe
+from anyformer.recipes.tokenize_sft import stop_ids
+from anyformer.scripts.cli import app
+
+
+def run(*words: object, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_checkpoint, tmp_path_factory) -> Path:
+    target = tmp_path_factory.mktemp("verbs") / "model"
+    run("import", tiny_checkpoint, target)
+    return target
+
+
+def by_hand(folder, prompt, count):
+    """The greedy answer to one prompt, unpadded."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+    )
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    output = model.generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=stop_ids(tokenizer))
+    return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()
+
+
+def test_generate_answers_each_prompt_as_it_would_alone(folder, tmp_path):
+    prompts = ["one two three", "the cat sat on the mat, the dog sat on the log", "five"]
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(prompts), encoding="utf-8")
+    out = run("generate", folder, "--file", file, "--max-new-tokens", 8)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert rows == [{"prompt": prompt, "answer": by_hand(folder, prompt, 8)} for prompt in prompts]
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
+    assert run("generate", folder, "--file", rows, "--max-new-tokens", 8, "--batch-size", 2) == out
+
+
+def test_a_prompt_without_room_for_all_shortens_no_other(folder):
+    limit = AutoModelForCausalLM.from_pretrained(folder).config.max_position_embeddings
+    crowded = "one " * (limit // 3)
+    alone = run("generate", folder, "five", "--max-new-tokens", limit - 60)
+    both = run("generate", folder, "five", crowded, "--max-new-tokens", limit - 60)
+    assert both.startswith(alone)
+
+
+def test_generate_refuses_what_it_cannot_answer(folder, tmp_path):
+    assert "prompt 2 is empty" in run("generate", folder, "one", " ", status=2)
+    assert "one of the two" in run("generate", folder, status=2)
+    assert "no such file" in run("generate", folder, "--file", tmp_path / "none.txt", status=2)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "a"}\n{"text": "b"}\n', encoding="utf-8")
+    assert "line 2" in run("generate", folder, "--file", bad, status=2)
+    assert "and the model has positions for" in run("generate", folder, "one " * 400, status=2)
+    assert "at least 0.01" in run("generate", folder, "one", "--temperature", 1e-9, status=2)
+
+
+def test_merge_writes_what_adapter_and_base_compute(folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(0)
+    adapted = get_peft_model(
+        model, LoraConfig(target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    )
+    tokens = torch.randint(3, 60, (1, 9))
+    expected = adapted.eval()(tokens).logits
+    adapted.save_pretrained(tmp_path / "adapter")
+    out = run("merge", tmp_path / "adapter", tmp_path / "merged", "--base", folder)
+    assert "LORA adapter on" in out
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(merged(tokens).logits, expected, rtol=0, atol=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
+    assert "exists already" in run("merge", tmp_path / "adapter", tmp_path / "merged", "--base", folder, status=2)
+
+
+def test_merge_refuses_what_it_cannot_merge(folder, tmp_path):
+    assert "no adapter can be read" in run("merge", folder, tmp_path / "x", status=2)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    soft = get_peft_model(model, PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
+    soft.save_pretrained(tmp_path / "soft")
+    assert "nothing to merge" in run("merge", tmp_path / "soft", tmp_path / "x", "--base", folder, status=2)
+
+
+def test_copy_writes_a_recipe_that_loads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("copy", "sft-full")
+    assert load_recipe("sft-full.yaml") == load_recipe("sft-full")
+    run("copy", "mini-gpt", tmp_path / "mine.yaml")
+    assert load_preset("mine.yaml") == load_preset("mini-gpt")
+    assert "exists already" in run("copy", "sft-full", status=2)
+    assert "did you mean quickstart" in run("copy", "quikstart", status=2)
+
+
+def test_list_names_recipes_and_presets():
+    out = run("list")
+    assert "quickstart" in out and "llama-3-8b" in out and isinstance(anyformer.__version__, str)
