@@ -64,13 +64,9 @@ def attach(model: "PreTrainedModel", config: "PeftConfig") -> Any:
     from peft import get_peft_model
 
     _check_targets(model, config)
-    targets: Any = config
-    if targets.task_type == "TOKEN_CLS" and getattr(targets, "target_modules", None) == "all-linear":
-        # The new last layer is trained whole; of a classifier of texts PEFT knows that by itself.
-        targets.exclude_modules = targets.exclude_modules or ["score"]
     try:
         return get_peft_model(model, config)
-    except (ValueError, RuntimeError, IndexError, AttributeError, ImportError, TypeError) as error:
+    except (ValueError, RuntimeError, IndexError, AttributeError, ImportError) as error:
         linear = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if type(m).__name__ == "Linear"})
         raise UserError(f"adapter: {error}\nThe model's linear modules are: {', '.join(linear)}") from error
 

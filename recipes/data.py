@@ -340,7 +340,7 @@ def split_by_prompt(rows: list[Row], fraction: float, seed: int) -> tuple[list[R
     """
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
-        groups.setdefault(_prompt_key(row), []).append(index)
+        groups.setdefault(prompt_key(row), []).append(index)
     if len(groups) < 2:
         raise UserError(
             f"data.eval_fraction: cannot hold rows out: all {len(rows)} usable rows have one prompt. "
@@ -361,7 +361,7 @@ def split_by_prompt(rows: list[Row], fraction: float, seed: int) -> tuple[list[R
     return sides
 
 
-def _prompt_key(row: Row) -> str:
+def prompt_key(row: Row) -> str:
     """What two rows share when one would give the other's answer away."""
     if "prompt" not in row and "messages" in row:
         # The opening, so that a conversation and its continuations stay together.
@@ -379,8 +379,8 @@ def _joined(messages: Iterable[Row]) -> str:
 
 
 def _warn_of_overlap(train: list[Row], held: list[Row], report: DataReport) -> None:
-    trained = {_prompt_key(row) for row in train}
-    shared = sum(_prompt_key(row) in trained for row in held)
+    trained = {prompt_key(row) for row in train}
+    shared = sum(prompt_key(row) in trained for row in held)
     if shared:
         report.warnings.append(
             f"{shared} of {len(held)} held-out rows have a prompt that is also trained on: "

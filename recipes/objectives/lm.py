@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from ..masking import Masking
     from ..tokenize_sft import TokenizedData
 
-# Tokens of a row that a preview shows: rows of plain text are as long as the model allows.
-_SHOWN = 64
-
-
-def _beginnings(dataset: Any, count: int) -> Any:
-    """The first tokens of the first rows."""
-    first = dataset.select(range(min(count, len(dataset))))
-    return first.map(lambda row: {k: v[:_SHOWN] if isinstance(v, list) else v for k, v in row.items()})
-
 
 class Pretraining(Objective):
     """The next token of plain text."""
@@ -39,9 +30,6 @@ class Pretraining(Objective):
             packing=self.options.packing,
             truncation=self.recipe.data.truncation,
         )
-
-    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        return super().preview(prepared._replace(dataset=_beginnings(prepared.dataset, count)), count)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Trainer
@@ -126,8 +114,8 @@ class MaskedLanguageModel(Objective):
         )
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        shown = _beginnings(self.masking.fixed(prepared.dataset.select(range(min(count, len(prepared.dataset))))), count)
-        return super().preview(prepared._replace(dataset=shown), count)
+        first = prepared.dataset.select(range(min(count, len(prepared.dataset))))
+        return super().preview(prepared._replace(dataset=self.masking.fixed(first)), count)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Trainer

@@ -153,8 +153,7 @@ class PPOTrainer(Trainer):
     # Rollouts
 
     def _set_signature_columns_if_needed(self) -> None:
-        # What is left where `remove_unused_columns` is set. (The base class starts with None, hence its type.)
-        self._signature_columns = ["prompt_ids"]  # type: ignore[assignment]
+        self._signature_columns: Any = ["prompt_ids"]  # what is left where `remove_unused_columns` is set
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> tuple[list, None]:
         """The batches of one step; their rows make one rollout."""
