@@ -270,9 +270,15 @@ def merge(parent: Node, child: Node, drop: Callable[[Path, Node, Node], set[str]
     return Node(result, child.place)
 
 
-def apply_override(root: Node, text: str, drop: Callable[[Path, Node, Node], set[str]]) -> list[Problem]:
-    """Change a tree as `a.b=c`, `a.list.0=c` or `~a.b` says; returns what is wrong with the override."""
-    place = Place(f"override {redact(text)!r}")
+def apply_override(
+    root: Node, text: str, drop: Callable[[Path, Node, Node], set[str]], *, given: str | None = None
+) -> list[Problem]:
+    """Change a tree as `a.b=c`, `a.list.0=c` or `~a.b` says; returns what is wrong with the override.
+
+    Args:
+        given: what messages quote; default: `text`.
+    """
+    place = Place(f"override {redact(given or text)!r}")
     if text.startswith("~"):
         return _remove(root, text[1:], place)
     name, equals, value = text.partition("=")

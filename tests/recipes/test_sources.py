@@ -19,9 +19,11 @@ from anyformer.recipes.errors import UserError
 from anyformer.recipes.row_formats import FORMATS, SHAPES
 from anyformer.recipes.sources import BUILT_IN, cmudict, fetch, gsm8k, halueval, peoples_daily, stdlib_text, tweets
 
+FORMATS_OF = ("preference", "prompt-completion", "prompt")  # of rows of pairs
 # Rows after what is left out; those of the standard library differ with the version of Python.
 SIZES = {
     "halueval-qa": 10_000,
+    "halueval-questions": 10_000,
     "halueval-dialogue": 9_993,
     "tweets": 32_242,
     "peoples-daily": 18_999,
@@ -134,6 +136,25 @@ def test_halueval_qa(write):
         "rejected": [{"role": "assistant", "content": "It was Bob."}],
     }
     assert len(set(data.groups)) == 1
+    bare = halueval.parse_qa(Path(write("b.jsonl", rows)), with_passage=False)
+    assert [row["prompt"][0]["content"] for row in bare.rows] == ["Who?", "When?"]
+    assert bare.groups == data.groups and bare.rows[0]["rejected"] == data.rows[0]["rejected"]
+
+
+def test_pairs_serve_supervised_tuning_with_their_chosen_answers(loaded):
+    data = loaded("halueval-questions")
+    asked = section("halueval-questions", format="prompt-completion")
+    tuned = load_splits(asked, ("messages", "prompt-completion", "text"))
+    assert tuned.train == [{"prompt": row["prompt"], "completion": row["chosen"]} for row in data.rows]
+    assert tuned.report.recognised == "the chosen answers of preference pairs as messages"
+    with pytest.raises(
+        UserError, match=r"is preference, which the objective cannot use as they are; data\.format: prom"
+    ):
+        load_splits(section("halueval-questions"), ("messages", "prompt-completion", "text"))
+    # The same rows are held out, whatever they serve as.
+    held = [section("halueval-questions", eval_fraction=0.1, seed=3, format=kind) for kind in FORMATS_OF]
+    prompts = [[row["prompt"] for row in load_splits(one).eval] for one in held]
+    assert prompts[0] == prompts[1] == prompts[2] and len(prompts[0]) > 500
 
 
 def test_halueval_dialogue(write):
