@@ -48,8 +48,8 @@ def library_trainer(trainer_class: Any, model: Any, arguments: Any, *, adapter: 
     if adapter is not None:
         set_seed(arguments.seed)  # an adapter starts from random numbers
         trained = attach(model, adapter)
-        if arguments.activation_checkpointing:
-            trained.enable_input_require_grads()  # nothing else would before the first adapted layer
+    if hasattr(trained, "peft_config") and arguments.activation_checkpointing:
+        trained.enable_input_require_grads()  # nothing else would before the first adapted layer
     trainer = built(trainer_class, trained, arguments, **options)
     move_router_biases(trainer, model)
     return trainer
@@ -95,6 +95,7 @@ def train_routers(trainer: Any, model: Any) -> None:
 
     TRL's forward knows the load-balancing loss of a softmax router alone; the model answers for all kinds.
     """
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = model.config
     if config.router_aux_loss_coef or config.router_z_loss_coef:
         fused = model.forward
