@@ -80,7 +80,7 @@ class MaskedLanguageModel(Objective):
     head = "masked_lm"
     task_type = "FEATURE_EXTRACTION"  # PEFT has no name for this head
     formats = ("text",)
-    shown = ("loss", "masked_accuracy")
+    shown: tuple[str, ...] = ("loss", "masked_accuracy")
 
     def configure(self, splits: "Splits") -> None:
         tokenizer, where = self.tokenizer, self.recipe.model.tokenizer or self.recipe.model.path
@@ -126,7 +126,9 @@ class MaskedLanguageModel(Objective):
         )
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        shown = _beginnings(self.masking.fixed(prepared.dataset.select(range(min(count, len(prepared.dataset))))), count)
+        shown = _beginnings(
+            self.masking.fixed(prepared.dataset.select(range(min(count, len(prepared.dataset))))), count
+        )
         return super().preview(prepared._replace(dataset=shown), count)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
