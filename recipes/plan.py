@@ -20,7 +20,7 @@ class Plan:
     Attributes:
         parameters: by part, as the config counts them.
         trainable: parameters that receive gradients.
-        memory: bytes of weights, gradients and optimiser state; activations come on top.
+        memory: bytes of weights, gradients, optimiser state and models held beside; activations come on top.
         steps: optimiser updates.
         rows, tokens, supervised_tokens: of one epoch.
         tokens_seen: over the whole run.
@@ -50,6 +50,8 @@ def make_plan(
     *,
     sequences: int,
     head: str,
+    beside: dict[str, int] | None = None,
+    passes: int = 0,
 ) -> Plan:
     """The plan of a run from what is known before any weight is loaded.
 
@@ -57,6 +59,8 @@ def make_plan(
         dtype: of the weights, by name; adapters train in fp32 beside them.
         sequences: what a batch is counted in, of one epoch: rows, or packed blocks of them.
         head: key of `modeling.HEADS`.
+        beside: parameters of untrained models that are held beside it, by what they are.
+        passes: forward passes of a step beyond the one that is learned from.
     """
     rows = tokens.rows_kept
     batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
@@ -77,13 +81,14 @@ def make_plan(
             "weights": total * size + (0 if full else trainable * 4),
             "gradients": trainable * (size if full else 4),
             "optimizer": trainable * states * (size if full else 4),
-        },
+        }
+        | {name: parameters * size for name, parameters in (beside or {}).items()},
         steps=steps,
         rows=rows,
         tokens=tokens.tokens,
         supervised_tokens=tokens.supervised_tokens,
         tokens_seen=seen,
-        training_flops=forward * (3 if full else 2),
+        training_flops=forward * ((3 if full else 2) + passes),
     )
 
 

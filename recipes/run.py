@@ -113,6 +113,7 @@ def prepare(recipe: Recipe) -> Prepared:
     if trainable == 0:
         raise UserError("adapter: no parameter would be trained")
     sizes: dict[str, Any] = {"sequences": objective.sequences(train.report), "head": objective.head}
+    sizes |= {"beside": objective.beside(), "passes": objective.passes}
     plan = make_plan(config, recipe.model.dtype, trainable, arguments, train.report, **sizes)
     if plan.steps == 1 and arguments.get_warmup_steps(plan.steps) > 0:
         raise UserError(
