@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from . import schema
 from .adapters.checks import across_adapter, across_quantization
+from .checks_preference import across_preference
 from .introspection import class_fields
 from .row_formats import FORMATS
 from .schema import KINDS, SECTIONS, Recipe
@@ -301,6 +302,10 @@ def _across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
     yield from _across_data(sections["data"])
     yield from _across_objective(sections["model"], sections["objective"])
     yield from _across_train(sections, data)
+    kind = schema.kind_in("objective", data.get("objective"))
+    # A value of the wrong kind is reported already, and must not be reasoned about.
+    if kind in KINDS["objective"] and not any(path[:1] in (("train",), ("adapter",)) for path in reported):
+        yield from across_preference(kind, sections)
     steps = {("train", f"{name}_{what}") for name in ("eval", "save", "logging") for what in ("strategy", "steps")}
     if not steps & reported:
         yield from _across_evaluation(sections, data)

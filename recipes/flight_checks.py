@@ -181,6 +181,9 @@ def _check_packing(trainer: Any, loader: Any) -> str:
 
 def _check_accumulation(trainer: Any, loader: Any) -> str:
     """Two rows in one step and one after the other must give the same gradient."""
+    # Set on trainers whose loss is not a mean over rows.
+    if reason := getattr(trainer, "not_additive", ""):
+        return reason
     dataset = loader.dataset
     if not hasattr(dataset, "__getitem__") or len(dataset) < 2:
         return "fewer than two rows"

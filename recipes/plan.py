@@ -21,7 +21,7 @@ class Plan:
     Attributes:
         parameters: by part, as the config counts them.
         trainable: parameters that receive gradients.
-        memory: bytes of weights, gradients and optimiser state; activations come on top.
+        memory: bytes of weights, gradients, optimiser state and models held beside; activations come on top.
         steps: optimiser updates.
         rows, tokens, supervised_tokens: of one epoch.
         tokens_seen: over the whole run.
@@ -52,6 +52,8 @@ def make_plan(
     sequences: int,
     head: str,
     weights: int,
+    beside: dict[str, int] | None = None,
+    passes: int = 0,
 ) -> Plan:
     """The plan of a run from what is known before any weight is loaded.
 
@@ -61,6 +63,8 @@ def make_plan(
         sequences: what a batch is counted in, of one epoch: rows, or packed blocks of them.
         head: key of `modeling.HEADS`.
         weights: bytes of the model's own weights, quantised or not.
+        beside: parameters of untrained models that are held beside it, by what they are.
+        passes: forward passes of a step beyond the one that is learned from.
     """
     trainable = adapter.trainable
     rows = tokens.rows_kept
@@ -82,13 +86,14 @@ def make_plan(
             "weights": weights + (0 if adapter.in_place else trainable * size),
             "gradients": trainable * size,
             "optimizer": trainable * states * size,
-        },
+        }
+        | {name: parameters * BYTES.get(dtype, 4) for name, parameters in (beside or {}).items()},
         steps=steps,
         rows=rows,
         tokens=tokens.tokens,
         supervised_tokens=tokens.supervised_tokens,
         tokens_seen=seen,
-        training_flops=forward * (3 if full else 2),
+        training_flops=forward * ((3 if full else 2) + passes),
     )
 
 

@@ -28,6 +28,7 @@ class Objective:
         task_type: PEFT's name for the head.
         shown: names of the held-out figures, in the order of the tables; the first is the one training must move.
         higher_is_better: of that first figure.
+        passes: forward passes of a step beyond the one that is learned from, as of a reference model.
         samples_its_data: it trains on answers that the model gives, so a step may hold nothing to learn.
     """
 
@@ -38,6 +39,7 @@ class Objective:
     shown: tuple[str, ...] = ("loss", "perplexity")
     higher_is_better: bool = False
     samples_its_data: ClassVar[bool] = False
+    passes: int = 0
 
     def __init__(self, recipe: "Recipe", arguments: Any, config: "AnyformerConfig", tokenizer: Any) -> None:
         self.recipe, self.arguments, self.config, self.tokenizer = recipe, arguments, config, tokenizer
@@ -82,6 +84,10 @@ class Objective:
             UserError: rows that cannot be used, or none left.
         """
         raise NotImplementedError
+
+    def beside(self) -> dict[str, int]:
+        """Parameters that are held beside the trained model, untrained, by what they are, such as a reference."""
+        return {}
 
     def sequences(self, report: "TokenizationReport") -> int:
         """What a batch is counted in, of one epoch: rows, unless they are packed."""

@@ -108,7 +108,10 @@ WRONG_VALUES = [
     ("adapter: [lora]", "adapter: must be a mapping, found a list"),
     ("objective: []", "objective: must be a mapping, found a list"),
     ("adapter: {kind: lorra}", "prefix-tuning, found 'lorra'; did you mean 'lora'?"),
-    ("adapter: {kind: [lora]}", "adapter.kind: must be none, freeze, lora, ia3, prompt-tuning, p-tuning or prefix-tuning, found a list"),
+    (
+        "adapter: {kind: [lora]}",
+        "adapter.kind: must be none, freeze, lora, ia3, prompt-tuning, p-tuning or prefix-tuning, found a list",
+    ),
     ("objective: {kind: dpoo}", "found 'dpoo'"),
     (
         "objective: {loss_on: prompt}",
