@@ -147,9 +147,9 @@ def prepare(recipe: Recipe) -> Prepared:
     if adapter.trainable == 0:
         raise UserError("adapter: no parameter would be trained")
     sizes: dict[str, Any] = {"sequences": objective.sequences(train.report), "head": objective.head}
-    sizes |= {"beside": objective.beside(), "passes": objective.passes}
     quantized = weights_plan(planned, objective.head, recipe.model)
     sizes["weights"] = quantized.bytes
+    sizes |= {"beside": objective.beside(), "passes": objective.passes}
     plan = make_plan(planned, recipe.model.dtype, adapter, arguments, train.report, **sizes)
     if plan.steps == 1 and arguments.get_warmup_steps(plan.steps) > 0:
         raise UserError(
@@ -170,7 +170,8 @@ def _model_of(recipe: Recipe, shapes: tuple[str, ...]) -> tuple[Any, Any, int]:
         section = section.model_copy(update={"tokenizer": folder})  # with the tokens that were added for it
     try:
         longer = (lambda held: rows_needed(folder, held)) if folder else None
-        return config_and_tokenizer(section, shapes, longer)
+        config, tokenizer = config_and_tokenizer(section, shapes, longer)
+        return config, tokenizer, longer(config.vocab_size) if longer else config.vocab_size
     except BadAdapterError as error:
         raise UserError(f"adapter.path: {error}") from error
 

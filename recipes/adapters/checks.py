@@ -87,8 +87,10 @@ def _lora(lora: dict[str, Any]) -> Iterator[Fault]:
     if isinstance(parts, list) and "experts" in parts:
         stacked = "target_parts"
     if stacked and (lora.get("lora_dropout") or lora.get("use_dora") is True):
-        where = "experts are stacked parameters, which" if stacked == "target_parts" else "parameters"
-        text = f"{where} PEFT adapts without dropout and without DoRA only: remove lora_dropout and use_dora"
+        why = (
+            "experts are stacked parameters, of which PEFT adapts" if stacked == "target_parts" else "PEFT adapts these"
+        )
+        text = f"{why} without dropout and DoRA alone: it allows neither lora_dropout nor use_dora"
         yield ("adapter", stacked), text
     if lora.get("lora_plus_lr_embedding") is not None and lora.get("lora_plus_lr_ratio") is None:
         yield ("adapter", "lora_plus_lr_embedding"), "has no meaning without lora_plus_lr_ratio"

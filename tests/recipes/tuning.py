@@ -71,8 +71,9 @@ def trainer_of(objective, rows, model=None, held_out=None):
     """The trainer on `rows`, with the recipe's adapter."""
     train = objective.prepare(rows).dataset
     held = objective.prepare(held_out).dataset if held_out else None
-    adapter = None if hasattr(model, "peft_config") else peft_config(objective.recipe.adapter, objective)
-    return objective.trainer(model_of(objective) if model is None else model, train, held, adapter)
+    model = model_of(objective) if model is None else model
+    adapter = None if hasattr(model, "peft_config") else peft_config(objective.recipe.adapter, objective, model)
+    return objective.trainer(model, train, held, adapter)
 
 
 def first_batch(trainer):
