@@ -168,8 +168,9 @@ def test_a_limit_beyond_the_positions_is_refused(recipe):
 def test_a_run_beats_the_majority_and_opens_as_a_pipeline(tmp_path, shape, capsys):
     recipe = write_recipe(tmp_path, "classify", ROWS, shape=shape)
     evaluating = ("train.eval_strategy=steps", "train.eval_steps=30", "train.max_steps=90")
-    folder = run_recipe(recipe(*evaluating, "train.gradient_accumulation_steps=2"))
+    folder = run_recipe(recipe(*evaluating, "train.gradient_accumulation_steps=2"), check=True)
     metrics = metrics_of(folder)
+    assert metrics["checks"]["accumulated gradients equal those of one batch"] == "passed"
     before, after = metrics["before"], metrics["after"]
     assert after["accuracy"] > max(before["accuracy"], after["majority_share"]) + 0.2
     assert after["loss"] < before["loss"] - 0.2
@@ -221,8 +222,9 @@ def test_a_run_of_several_labels(tmp_path):
     rows = [{"text": row["text"], "label": [row["label"]] + ["z"] * ("z" in row["text"])} for row in ROWS]
     recipe = write_recipe(tmp_path, "classify", rows)
     options = ("train.eval_strategy=steps", "train.eval_steps=60", "train.max_steps=60")
-    folder = run_recipe(recipe("objective.problem=multi-label", *options))
+    folder = run_recipe(recipe("objective.problem=multi-label", *options), check=True)
     metrics = metrics_of(folder)
+    assert metrics["checks"]["accumulated gradients equal those of one batch"] == "passed"
     assert metrics["after"]["micro_f1"] > max(metrics["before"]["micro_f1"], 0.6)
     assert metrics["history"][-2]["eval_micro_f1"] == pytest.approx(metrics["after"]["micro_f1"])
 
