@@ -1,5 +1,6 @@
 """A run from recipe to result: plan, load, measure, train, merge, measure, save, open again, push."""
 
+import copy
 import errno
 import time
 from collections.abc import Iterator
@@ -102,8 +103,11 @@ def faults_told() -> Iterator[None]:
         ) from error
 
 
-def prepare(recipe: Recipe) -> Prepared:
+def prepare(recipe: Recipe, opened: tuple[Any, Any] | None = None) -> Prepared:
     """Read the data, tokenise it, and plan the run.
+
+    Args:
+        opened: config and tokenizer of the recipe's model, where they have been read already; they are not changed.
 
     Raises:
         UserError: data, tokenizer, config or adapter that cannot be used, or nothing that would be learned.
@@ -119,7 +123,7 @@ def prepare(recipe: Recipe) -> Prepared:
     assert entry.config is not None
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
     arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
-    config, tokenizer = config_and_tokenizer(recipe.model, entry.shapes)
+    config, tokenizer = copy.deepcopy(opened) if opened else config_and_tokenizer(recipe.model, entry.shapes)
     kind = objective_class(recipe.objective.kind, config.architecture)
     objective = kind(recipe, arguments, config, tokenizer)
     splits = load_splits(recipe.data, accepts=objective.formats)
