@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .console import make_console, show_plan
 from .errors import UserError
@@ -20,6 +20,7 @@ from .run import (
     run_recipe,
 )
 from .run_folder import METRICS, RECIPE, Record, RunFolder, changed_training
+from .schema import OBJECTIVES
 from .stages import Pipeline, Stage
 
 if TYPE_CHECKING:
@@ -216,15 +217,27 @@ def _prepare_all(
     pipeline: Pipeline, work: Mapping[str, Work], console: "Console", *, shown: bool
 ) -> dict[str, Prepared]:
     """Data and plan of each stage that is to run, so that a fault in the last one is found before the first."""
+    from .models import config_and_tokenizer
+
     done = [name for name, what in work.items() if what == "skip"]
-    prepared = {}
+    prepared: dict[str, Prepared] = {}
+    opened: dict[Any, Any] = {}  # stages that start from one model read its config and tokenizer once
     for stage in pipeline.stages:
         if stage.name in done:
             continue
-        with _naming(stage):
-            prepared[stage.name] = prepare(pipeline.planned(stage, done))
+        recipe = pipeline.planned(stage, done)
         if shown:
             console.rule(stage.name)
+        if recipe is None:
+            console.print(f"{stage.name} can be planned once {', '.join(stage.inputs)} exists.", markup=False)
+            continue
+        with _naming(stage):
+            shapes = OBJECTIVES[recipe.objective.kind].shapes
+            start = (recipe.model.model_dump_json(), shapes)
+            if start not in opened:
+                opened[start] = config_and_tokenizer(recipe.model, shapes)
+            prepared[stage.name] = prepare(recipe, opened[start])
+        if shown:
             if waiting := [name for name in stage.inputs if name not in done]:
                 said = f"Planned as if {' and '.join(waiting)} had run: what a stage makes has the size of its start."
                 console.print(said, markup=False)

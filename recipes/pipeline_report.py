@@ -83,6 +83,9 @@ def _stage_figures(pipeline: Pipeline, stage: Stage, metrics: dict[str, Any]) ->
 
 def _comparison(pipeline: Pipeline, last: Stage) -> dict[str, Any] | None:
     """Greedy answers of every model on the way to the last one, to the prompts that its stage holds out."""
+    import torch
+
+    from .log_probs import log_probs
     from .run import prepare
 
     prepared = prepare(pipeline.resolved(last))
@@ -93,13 +96,15 @@ def _comparison(pipeline: Pipeline, last: Stage) -> dict[str, Any] | None:
     reward, score = _judge(pipeline, last, prepared)
     prompts = [_ids(row, prepared.tokenizer) for row in rows]
     final, start = contenders[-1], contenders[-2]
-    log_probs: dict[str, list[float]] = {}
+    size = prepared.objective.recipe.eval.batch_size
+    log_ratios = torch.zeros(len(rows), dtype=torch.float64)
     for contender in reversed(contenders):
         model = contender.open()
         _answer(contender, model, prompts, rows, prepared, score)
         if contender in (final, start):
-            log_probs[contender.name] = answer_log_probs(model, prompts, final.answers)
-    log_ratios = [a - b for a, b in zip(log_probs[final.name], log_probs[start.name], strict=True)]
+            answered = list(zip(prompts, final.answers, strict=True))
+            found = log_probs(model, answered, pad_token_id=prepared.tokenizer.pad_token_id, batch_size=size).answer
+            log_ratios += found if contender is final else -found
     tokens = sum(map(len, final.answers))
     return {
         "rows": len(rows),
@@ -110,8 +115,8 @@ def _comparison(pipeline: Pipeline, last: Stage) -> dict[str, Any] | None:
         "kl": {
             "of": final.name,
             "from": start.name,
-            "answer": sum(log_ratios) / len(log_ratios),
-            "token": sum(log_ratios) / tokens,
+            "answer": log_ratios.mean().item(),
+            "token": log_ratios.sum().item() / tokens,
         },
         "samples": list(_samples(contenders, rows)),
     }
@@ -190,20 +195,6 @@ def _answer(
     contender.answers = greedy_answers(model, prepared.tokenizer, prompts, max_new_tokens=room, batch_size=size)
     contender.texts = prepared.tokenizer.batch_decode(contender.answers, skip_special_tokens=True)
     contender.rewards = score(rows, contender.texts) if score else []
-
-
-def answer_log_probs(model: Any, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
-    """The log-probability of each answer after its prompt under a model, in nats, at temperature 1."""
-    import torch
-
-    values = []
-    with torch.no_grad():
-        for prompt, answer in zip(prompts, answers, strict=True):
-            ids = torch.tensor([[*prompt, *answer]], device=model.device)
-            logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]  # [answer, vocab]
-            logps = logits.double().log_softmax(-1).gather(1, ids[0, len(prompt) :, None])
-            values.append(logps.sum().item())
-    return values
 
 
 def _model_figures(contender: _Contender, prepared: "Prepared") -> dict[str, Any]:

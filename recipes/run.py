@@ -115,8 +115,11 @@ def faults_told() -> Iterator[None]:
         ) from error
 
 
-def prepare(recipe: Recipe) -> Prepared:
+def prepare(recipe: Recipe, opened: tuple[Any, Any] | None = None) -> Prepared:
     """Read the data, tokenise it, and plan the run.
+
+    Args:
+        opened: config and tokenizer of the recipe's model, where they have been read already; they are not changed.
 
     Raises:
         UserError: data, tokenizer, config or adapter that cannot be used, or nothing that would be learned.
@@ -133,7 +136,11 @@ def prepare(recipe: Recipe) -> Prepared:
     require_available(recipe.model.quantization)
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
     arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
-    config, tokenizer, rows = _model_of(recipe, entry.shapes)
+    if opened:
+        config, tokenizer = copy.deepcopy(opened)
+        rows = config.vocab_size
+    else:
+        config, tokenizer, rows = _model_of(recipe, entry.shapes)
     kind = objective_class(recipe.objective.kind, config.architecture)
     objective = kind(recipe, arguments, config, tokenizer)
     _check_soft_prompt(recipe, objective)

@@ -22,12 +22,18 @@ from .loading import (
     stage_files,
     stage_references,
 )
-from .schema import SECTIONS, Recipe
+from .schema import SECTIONS, ModelSection, Recipe
 from .yaml_tree import Path as KeyPath
 from .yaml_tree import Place, Problem, dotted, locate, parse_value, plain, redact
 
 # The keys in which a stage can be named.
-REFERABLE = (("model", "path"), ("model", "tokenizer"), ("adapter", "path"), ("objective", "reward"))
+REFERABLE = (
+    ("model", "path"),
+    ("model", "tokenizer"),
+    ("adapter", "path"),
+    ("objective", "reward"),
+    ("objective", "teacher"),
+)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 # Heads whose weights another head can start from.
 _LANGUAGE_MODELS = ("causal_lm", "masked_lm", "seq2seq_lm")
@@ -77,24 +83,43 @@ class Pipeline:
         """A value of a recipe: the folder of the stage that it names, or the value as it is."""
         return self[value.removeprefix(STAGE)].folder if value.startswith(STAGE) else value
 
-    def planned(self, stage: Stage, done: Sequence[str]) -> Recipe:
+    def planned(self, stage: Stage, done: Sequence[str]) -> Recipe | None:
         """The stage's recipe before its inputs exist: what an earlier stage starts from has the same config, tokenizer
         and sizes as what it makes.
 
         Args:
             done: names of the stages whose outputs exist.
+
+        Returns:
+            None where nothing of the kind can stand in for an input.
         """
         recipe = _with(stage.recipe, lambda value: str(self.output(value) if _stage_in(value) in done else value))
-        model, source = recipe.model, _stage_in(recipe.model.path)
-        if source:
-            start = self.planned(self[source], done).model
+        model = self._start(recipe.model, done)
+        objective = recipe.objective
+        if source := _stage_in(getattr(objective, "teacher", None)):
+            teacher = self._start(self[source].recipe.model, done)
+            if teacher.path is None or teacher.tokenizer is not None:
+                return None  # a teacher is one folder, with its tokenizer
+            objective = objective.model_copy(update={"teacher": teacher.path})
+        return recipe.model_copy(update={"model": model, "objective": objective})
+
+    def _start(self, model: ModelSection, done: Sequence[str]) -> ModelSection:
+        """A `model` section with what stages that are not done start from in place of what they make."""
+        model = model.model_copy(
+            update={key: self._if_done(getattr(model, key), done) for key in ("path", "tokenizer")}
+        )
+        if source := _stage_in(model.path):
+            start = self._start(self[source].recipe.model, done)
             own = {name: getattr(model, name) for name in ("dtype", "attn_implementation", "trust_remote_code")}
             own["config"] = start.config | model.config
             model = start.model_copy(update=own | {"tokenizer": model.tokenizer or start.tokenizer})
         if source := _stage_in(model.tokenizer):
-            start = self.planned(self[source], done).model
+            start = self._start(self[source].recipe.model, done)
             model = model.model_copy(update={"tokenizer": start.tokenizer or start.path})
-        return recipe.model_copy(update={"model": model})
+        return model
+
+    def _if_done(self, value: str | None, done: Sequence[str]) -> str | None:
+        return str(self.output(value)) if value and _stage_in(value) in done else value
 
 
 def _stage_in(value: Any) -> str:
@@ -266,7 +291,7 @@ def _unsuited(path: KeyPath, name: str, source: Recipe | None, user: Recipe | No
     if path[:2] == ("objective", "reward"):
         if kind != "reward":
             return f"trains with the objective {kind}, which makes no reward model"
-    elif path[:2] == ("model", "path"):
+    elif path[:2] in (("model", "path"), ("objective", "teacher")):
         if apart:
             return f"keeps its adapter apart from its base (adapter.merge: false): merge it in {name}"
         wanted = objective_class(user.objective.kind).head if user else head

@@ -93,6 +93,18 @@ def test_what_is_planned_before_an_input_exists():
     assert pipeline.planned(pipeline["three"], done=("one", "two")).model.path == "runs/q/two"
 
 
+def test_what_is_planned_of_a_teacher():
+    student = "model: {path: some/small}\ndata: {source: a.jsonl}\nobjective: {kind: distill, teacher: stage:sft}\n"
+    pipeline = load_pipeline(stages("q", sft=SFT, student=student))
+    assert pipeline["student"].inputs == ("sft",)
+    assert pipeline.planned(pipeline["student"], done=()).objective.teacher == "some/model"
+    assert pipeline.planned(pipeline["student"], done=("sft",)).objective.teacher == "runs/q/sft"
+    assert pipeline.resolved(pipeline["student"]).objective.teacher == "runs/q/sft"
+    new = "model: {preset: mini-gpt, tokenizer: some/tokenizer}\ndata: {source: a.jsonl}\n"
+    pipeline = load_pipeline(stages("r", sft=new, student=student))
+    assert pipeline.planned(pipeline["student"], done=()) is None
+
+
 # Overrides
 
 
