@@ -5,7 +5,8 @@
 One set of random weights in the shape of SmolLM2-135M with fewer layers, fp32, one batch whose tokens are all learned.
 Memory: each side takes one step, forward and backward, in a process of its own; what counts is how far the step lifts
 the process's resident memory at most (VmHWM) over where it was before. Time: both sides take turns in one process, so
-that what else the machine does falls on both; there their losses and gradients are compared, too.
+that what else the machine does falls on both; beside it stands the processor's own time, which leaves out waiting for
+others. There the losses and gradients of both are compared, too.
 """
 
 import argparse
@@ -50,13 +51,13 @@ def batch_of(options: argparse.Namespace) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (options.batch, options.length), generator=generator)
 
 
-def step(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[float, float]:
-    """Seconds of forward and backward, and the loss."""
+def step(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[float, float, float]:
+    """Seconds of forward and backward, the processor's seconds of them, and the loss."""
     model.zero_grad(set_to_none=True)
-    started = time.perf_counter()
+    started, busy = time.perf_counter(), time.process_time()
     loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     loss.backward()
-    return time.perf_counter() - started, loss.item()
+    return time.perf_counter() - started, time.process_time() - busy, loss.item()
 
 
 def resident(name: str) -> float:
@@ -70,7 +71,7 @@ def measure_memory(side: str, options: argparse.Namespace) -> None:
     model, tokens = model_of(side, options), batch_of(options)
     gc.collect()
     before, highest = resident("VmRSS"), resident("VmHWM")
-    _, loss = step(model, tokens)
+    loss = step(model, tokens)[-1]
     after = resident("VmHWM")
     assert after > highest, "building the model took more than the step: nothing was measured"
     print(json.dumps({"before": before, "peak": after - before, "loss": loss}))
@@ -92,6 +93,23 @@ def gradient_difference(ours: torch.nn.Module, stock: torch.nn.Module) -> float:
     return worst
 
 
+def report(memory: dict[str, dict[str, float]], steps: dict[str, list[tuple[float, float, float]]]) -> None:
+    """Print the figures of both sides; the first round warms up."""
+    ours, stock = SIDES
+    for side in SIDES:
+        wall, busy, losses = zip(*steps[side][1:], strict=True)
+        print(
+            f"{side:12} {memory[side]['peak']:6.0f} MB over {memory[side]['before']:.0f}"
+            f"  {statistics.median(wall):6.2f} s a step, {statistics.median(busy):6.2f} s of the processor"
+            f"  loss {losses[-1]:.6f}"
+        )
+    print(f"stock takes {memory[stock]['peak'] / memory[ours]['peak']:.2f} x our memory")
+    for what, column in (("time", 0), ("processor time", 1)):
+        ratios = [a[column] / b[column] for a, b in zip(steps[ours][1:], steps[stock][1:], strict=True)]
+        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"our {what} is {statistics.median(ratios):.2f} x stock's; round by round {each}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=2)
@@ -111,29 +129,16 @@ def main() -> None:
     )
     memory = {side: measured_in_child(side) for side in SIDES}
     models, tokens = {side: model_of(side, options) for side in SIDES}, batch_of(options)
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    losses = {}
+    steps: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES}
     for _ in range(options.rounds + 1):
         for side in SIDES:
-            spent, losses[side] = step(models[side], tokens)
-            seconds[side].append(spent)
+            steps[side].append(step(models[side], tokens))
+    report(memory, steps)
     ours, stock = SIDES
-    apart, gradients = abs(losses[ours] - losses[stock]), gradient_difference(models[ours], models[stock])
-    assert apart < 1e-5 and gradients < 1e-5, f"losses differ by {apart:.1e}, gradients by {gradients:.1e}"
-    for side in SIDES:
-        times = seconds[side][1:]  # the first round warms up
-        print(
-            f"{side:12} {memory[side]['peak']:7.0f} MB over {memory[side]['before']:.0f}"
-            f"  {memory[side]['peak'] / memory[stock]['peak']:5.2f} x stock"
-            f"  {statistics.median(times):6.2f} s a step ({min(times):.2f} to {max(times):.2f})"
-            f"  loss {losses[side]:.6f}"
-        )
-    ratios = [a / b for a, b in zip(seconds[ours][1:], seconds[stock][1:], strict=True)]
-    print(
-        f"stock memory is {memory[stock]['peak'] / memory[ours]['peak']:.2f} x ours; our time is "
-        f"{statistics.median(ratios):.2f} x stock's, round by round {', '.join(f'{r:.2f}' for r in ratios)}"
-    )
+    apart = abs(steps[ours][-1][-1] - steps[stock][-1][-1])
+    gradients = gradient_difference(models[ours], models[stock])
     print(f"losses differ by {apart:.1e}, gradients by at most {gradients:.1e} of the largest value in each")
+    assert apart < 1e-5 and gradients < 1e-5, "the two sides compute different things"
 
 
 if __name__ == "__main__":

@@ -44,6 +44,11 @@ _BASE_ARGUMENTS = {
 }
 
 
+class UnknownOverrideError(TypeError, ValueError):
+    """An override that names no field. `AutoTokenizer` hands its own options to the config too; it goes on after a
+    ValueError."""
+
+
 @strict
 class AnyformerConfig(PreTrainedConfig):
     """Describes a Transformer; a config that makes no sense does not construct.
@@ -406,7 +411,10 @@ class AnyformerConfig(PreTrainedConfig):
             return config, unused
         if "rope_theta" in unused:
             raise TypeError("rope_theta is no field of AnyformerConfig: override rope_parameters")
-        cls._refuse_unknown({k: v for k, v in unused.items() if k not in ("code_revision", "return_dict")})
+        try:
+            cls._refuse_unknown({k: v for k, v in unused.items() if k not in ("code_revision", "return_dict")})
+        except TypeError as error:
+            raise UnknownOverrideError(str(error)) from None
         return config
 
     def validate_architecture(self) -> None:

@@ -39,7 +39,7 @@ class Counts:
 
 
 PARTS = {
-    "router": (".router.",),
+    "router": (".router.", ".shared_expert_gate."),
     "experts": (".experts.",),
     "norms": ("norm",),
     "embeddings": ("embed_tokens", "token_type_embeddings", "positions."),

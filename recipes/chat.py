@@ -5,6 +5,7 @@ from typing import Any
 
 from .console import quiet_libraries
 from .errors import UserError
+from .evaluation import virtual_tokens
 from .generation import sampling
 from .models import load_pretrained, load_tokenizer_from, resolve_path
 from .tokenize_sft import stop_ids
@@ -74,7 +75,7 @@ def _answer(
     # The template has written the special tokens already, as in training.
     inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt").to(model.device)
     length = inputs["input_ids"].shape[1]
-    room = model.config.max_position_embeddings - length
+    room = model.config.max_position_embeddings - virtual_tokens(model) - length
     if room < 1:
         return None
     with torch.no_grad():

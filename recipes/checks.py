@@ -8,6 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from . import schema
+from .adapters.checks import across_adapter, across_quantization
 from .checks_preference import across_preference
 from .introspection import class_fields
 from .row_formats import FORMATS
@@ -164,7 +165,7 @@ def _message(item: Any, path: Path, data: dict[str, Any], root: type[BaseModel])
         return _MUST_BE + _choices(context["expected"], item["input"])
     if kind == "string_pattern_mismatch":
         return f"{_MUST_BE}text of the form {context['pattern'].strip('^$')}"
-    if kind == "string_too_short":
+    if kind in ("string_too_short", "too_short"):
         return "is empty"
     return str(item["msg"])
 
@@ -259,7 +260,7 @@ def _owner(path: Path, data: dict[str, Any], root: type[BaseModel]) -> str:
     if path == ("train",):
         return KINDS["objective"][schema.kind_in("objective", data.get("objective"))].config[1]  # type: ignore[index]
     if path == ("adapter",):
-        return "LoraConfig"
+        return KINDS["adapter"][schema.kind_in("adapter", data.get("adapter"))].config[1]  # type: ignore[index]
     return "AnyformerConfig"
 
 
@@ -308,13 +309,21 @@ def _across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
     steps = {("train", f"{name}_{what}") for name in ("eval", "save", "logging") for what in ("strategy", "steps")}
     if not steps & reported:
         yield from _across_evaluation(sections, data)
-    if schema.kind_in("adapter", sections["adapter"]) == "lora":
-        yield from _across_lora(sections["adapter"])
+    yield from across_quantization(sections["model"])
+    yield from _across_adapter(sections)
     kind = schema.kind_in("objective", data.get("objective"))
     if kind in ("classify", "token-classify"):
         yield from _across_classes(sections)
     if kind == "seq2seq":
         yield from _across_generation(sections["train"])
+
+
+def _across_adapter(sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:
+    kind = schema.kind_in("adapter", sections["adapter"])
+    entry = KINDS["adapter"].get(kind)
+    if entry is None:
+        return
+    yield from across_adapter(sections, kind, class_fields(*entry.config) if entry.config else {})
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -460,8 +469,7 @@ def _across_classes(sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:
         yield ("train", "label_smoothing_factor"), text
     if problem == "regression" and sections["objective"].get("labels") is not None:
         yield ("objective", "labels"), "a regression has values, no classes: remove it"
-    adapter = sections["adapter"]
-    if schema.kind_in("adapter", adapter) != "none" and adapter.get("merge") is False:
+    if sections["adapter"].get("merge") is False:
         yield (
             ("adapter", "merge"),
             "the objective adds a layer that the base model does not have, and the adapter would open on a base "
@@ -479,26 +487,3 @@ def _across_generation(train: dict[str, Any]) -> Iterator[Fault]:
         if train.get(name) is not None:
             text = "is for the evaluation in training with answers: set train.predict_with_generate to true"
             yield ("train", name), text
-
-
-def _across_lora(lora: dict[str, Any]) -> Iterator[Fault]:
-    if lora.get("merge", True) is not False:
-        for name in ("alora_invocation_tokens", "arrow_config", "layer_replication"):
-            if lora.get(name) is not None:
-                yield ("adapter", "merge"), f"an adapter with {name} cannot be merged: set adapter.merge to false"
-        if lora.get("use_qalora") is True:
-            yield ("adapter", "merge"), "a QALoRA adapter cannot be merged: set adapter.merge to false"
-    if isinstance(lora.get("target_modules", "all-linear"), str | None):
-        for name in ("layers_to_transform", "layers_pattern"):
-            if lora.get(name) is not None:
-                yield ("adapter", name), "needs target_modules as a list of module names, such as [q_proj, v_proj]"
-    if lora.get("layers_pattern") and lora.get("layers_to_transform") is None:
-        yield ("adapter", "layers_pattern"), "has no meaning without layers_to_transform"
-    if lora.get("lora_bias") is True and (
-        lora.get("use_dora") is True or isinstance(lora.get("init_lora_weights"), str)
-    ):
-        yield ("adapter", "lora_bias"), "works neither with use_dora nor with a named init_lora_weights"
-    if lora.get("init_lora_weights") == "loftq" and not lora.get("loftq_config"):
-        yield ("adapter", "init_lora_weights"), "loftq needs adapter.loftq_config"
-    if lora.get("target_parameters") and (lora.get("lora_dropout") or lora.get("use_dora") is True):
-        yield ("adapter", "target_parameters"), "allows neither lora_dropout nor use_dora"

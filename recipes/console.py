@@ -30,6 +30,9 @@ def quiet_libraries() -> None:
     from transformers.utils import logging as library_logging
 
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|trl)\.")
+    # bitsandbytes says at each product that it casts, and once that an optional kernel is not installed.
+    for name in ("bitsandbytes.autograd._functions", "bitsandbytes.backends.cpu.ops"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     library_logging.set_verbosity_error()
     library_logging.disable_progress_bar()
     datasets.disable_progress_bars()
@@ -42,7 +45,8 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     from .plan import describe
 
     report, tokens = prepared.splits.report, prepared.train.report
-    for name, value in [*describe(prepared.plan), *prepared.objective.plan_lines()]:
+    lines = [*describe(prepared.plan), *prepared.adapter.describe(), *prepared.quantized]
+    for name, value in [*lines, *prepared.objective.plan_lines()]:
         console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
     held = prepared.held_out.report.rows_kept if prepared.held_out else 0
     console.print(f"[bold]{'format':>11}[/bold]  {escape(report.recognised)}")

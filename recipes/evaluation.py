@@ -53,7 +53,8 @@ def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: in
             padded = pad_rows(rows[start : start + batch_size], pad_token_id)
             batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
             labels = batch.pop("labels")
-            logits = model(**batch, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
+            logits = model(**batch, use_cache=False).logits[:, -labels.shape[1] :]  # behind the soft prompt, if any
+            logits = logits[:, :-1]  # [batch, length - 1, vocab]
             supervised = labels[:, 1:] != -100
             loss = torch.nn.functional.cross_entropy(
                 logits[supervised].float(), labels[:, 1:][supervised], reduction="sum"
@@ -101,7 +102,7 @@ def sample_answers(
     with evaluating(model), torch.no_grad():
         for row in spread(rows, count):
             prompt, reference, ids = _prompt(row, tokenizer)
-            room = model.config.max_position_embeddings - len(ids)
+            room = model.config.max_position_embeddings - virtual_tokens(model) - len(ids)
             if room < 1:
                 continue
             inputs = torch.tensor([ids], device=model.device)
@@ -116,6 +117,12 @@ def sample_answers(
             answer = tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True).strip()
             samples.append(Sample(prompt, reference, answer))
     return samples
+
+
+def virtual_tokens(model: Any) -> int:
+    """Places that a soft prompt takes before the text; 0 for any other model."""
+    configs = getattr(model, "peft_config", None) or {}
+    return max((getattr(config, "num_virtual_tokens", None) or 0 for config in configs.values()), default=0)
 
 
 def spread(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:

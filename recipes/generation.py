@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from .console import quiet_libraries
 from .errors import UserError
+from .evaluation import virtual_tokens
 from .models import load_pretrained, load_tokenizer_from, resolve_path
 from .tokenize_sft import stop_ids
 
@@ -44,7 +45,7 @@ def generate(
     model = load_pretrained(path, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer_from(resolve_path(path), trust_remote_code=trust_remote_code)
     encoded = [_encoded(prompt, number, tokenizer, system, template) for number, prompt in enumerate(prompts, 1)]
-    longest = model.config.max_position_embeddings
+    longest = model.config.max_position_embeddings - virtual_tokens(model)
     for number, ids in enumerate(encoded, 1):
         if len(ids) >= longest:
             raise UserError(f"prompt {number} has {len(ids)} tokens, and the model has positions for {longest}")

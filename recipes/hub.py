@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from .adapters.saved import KINDS, SOFT_PROMPTS
 from .errors import UserError
 from .report import REPOSITORY
 
@@ -123,9 +124,13 @@ def load_snippet(folder: Path, repo: str, revision: str | None = None) -> str:
     """One line of Python that loads the model of `folder` once it is at `repo`."""
     where = f'"{repo}"' + (f', revision="{revision}"' if revision else "")
     if (folder / "adapter_config.json").is_file():
+        fields = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        if KINDS.get(fields.get("peft_type")) in SOFT_PROMPTS:  # the stock class generates without it, see the card
+            base = fields.get("base_model_name_or_path")
+            return f'PeftModel.from_pretrained(anyformer.from_hf("{base}"), {where})'
         known = {"CAUSAL_LM": "CausalLM", "SEQ_2_SEQ_LM": "Seq2SeqLM", "SEQ_CLS": "SequenceClassification"}
         known |= {"TOKEN_CLS": "TokenClassification", "QUESTION_ANS": "QuestionAnswering"}
-        task = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("task_type")
+        task = fields.get("task_type")
         kind = f"For{known[task]}" if task in known else ""
         return f"AutoPeftModel{kind}.from_pretrained({where})"
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ installed Python package, so that a real model can come from a package index alo
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +95,6 @@ def load_tokenizer_from(
         if tokenizer.eos_token_id is None:
             raise UserError(f"the tokenizer of {path!r} has no pad token: set it in its tokenizer_config.json")
         tokenizer.pad_token = tokenizer.eos_token
-    if tokenizer.pad_token_id is None:
-        raise UserError(f"the tokenizer of {path!r} has no pad token, so rows cannot be put into one batch")
     return tokenizer
 
 
@@ -140,19 +138,40 @@ def load_pretrained(path: str, *, trust_remote_code: bool = False, auto_class: s
     """
     import transformers
 
-    where = resolve_path(path)
+    from .adapters import open_adapter, opens_by_itself
+
+    where, auto_class = resolve_path(path), auto_class or "AutoModelForCausalLM"
     try:
-        auto = getattr(transformers, auto_class or "AutoModelForCausalLM")
+        folder = adapter_folder(where)
+        if folder is not None and not opens_by_itself(folder):
+            return open_adapter(folder, auto_class, trust_remote_code=trust_remote_code)
+        auto = getattr(transformers, auto_class)
         return auto.from_pretrained(where, dtype="auto", trust_remote_code=trust_remote_code or None).eval()
     except Exception as error:  # as above: anything that reading a broken folder can raise
         raise UserError(f"{path}: no model can be opened there: {_first_line(error)}") from error
 
 
-def config_and_tokenizer(model: Any, shapes: Sequence[str] = ("decoder",)) -> "tuple[AnyformerConfig, Any]":
-    """Config and tokenizer of a recipe's `model` section, without loading a weight.
+def adapter_folder(path: str) -> Path | None:
+    """The folder of an adapter, downloaded where `path` is a Hub id; None where a whole model is."""
+    from huggingface_hub import snapshot_download
+    from transformers.utils import find_adapter_config_file
+
+    config = find_adapter_config_file(path)
+    if config is None or Path(path).is_dir():
+        return None if config is None else Path(path)
+    return Path(snapshot_download(path, allow_patterns=["adapter_*", "*.json"]))
+
+
+def config_and_tokenizer(
+    model: Any, shapes: Sequence[str] = ("decoder",), rows_for: Callable[[int], int] | None = None
+) -> "tuple[AnyformerConfig, Any, int]":
+    """Config and tokenizer of a recipe's `model` section, and the rows that the embedding will have.
+
+    No weight is loaded.
 
     Args:
         shapes: the architectures that the objective can train.
+        rows_for: rows that the embedding will be given, from those that it has; default: it stays as it is.
 
     Raises:
         UserError: no such model, an unknown family, a config that makes no sense, a shape that the objective cannot
@@ -179,12 +198,13 @@ def config_and_tokenizer(model: Any, shapes: Sequence[str] = ("decoder",)) -> "t
             f"model: {model.path or model.preset} has architecture {config.architecture!r}; the objective trains "
             f"{' or '.join(shapes)}"
         )
-    if len(tokenizer) > config.vocab_size:
+    rows = rows_for(config.vocab_size) if rows_for else config.vocab_size
+    if len(tokenizer) > rows:
         raise UserError(
-            f"model: the tokenizer has {len(tokenizer)} tokens but the model's vocab_size is {config.vocab_size}: "
+            f"model: the tokenizer has {len(tokenizer)} tokens but the model's vocab_size is {rows}: "
             "they do not belong together, or model.config.vocab_size must be larger"
         )
-    return config, tokenizer
+    return config, tokenizer, rows
 
 
 def _config_of_checkpoint(model: Any) -> "AnyformerConfig":
@@ -338,14 +358,6 @@ def hub_id(model: Any) -> str | None:
     path = model.path
     local = not path or path.startswith(PACKAGE) or path.endswith(".gguf") or Path(path).exists()
     return None if local else path
-
-
-def published_base(model: Any) -> str | None:
-    """Where others, or this machine, find the base model as it was before training; None for a package or preset."""
-    path = model.path
-    if model.config:  # the base as it was trained is nowhere else
-        return None
-    return hub_id(model) or (str(Path(path).resolve()) if path and Path(path).is_dir() else None)
 
 
 def _ids_of(tokenizer: Any) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def _contenders(pipeline: Pipeline, last: Stage) -> list[_Contender]:
     first = pipeline.resolved(chain[0])
 
     def base() -> Any:
-        config, _ = config_and_tokenizer(first.model)
+        config, _, _ = config_and_tokenizer(first.model)
         return load_model(first.model, config, seed=first.train.get("seed", 42))[0].eval()
 
     opened = [_Contender(stage.name, functools.partial(load_pretrained, str(stage.folder))) for stage in chain]

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
     from ..modeling import AnyformerConfig
+    from .adapters import AdapterPlan
     from .tokenize_sft import TokenizationReport
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -44,12 +45,13 @@ class Plan:
 def make_plan(
     config: "AnyformerConfig",
     dtype: str,
-    trainable: int,
+    adapter: "AdapterPlan",
     arguments: "TrainingArguments",
     tokens: "TokenizationReport",
     *,
     sequences: int,
     head: str,
+    weights: int,
     beside: dict[str, int] | None = None,
     passes: int = 0,
 ) -> Plan:
@@ -57,11 +59,14 @@ def make_plan(
 
     Args:
         dtype: of the weights, by name; adapters train in fp32 beside them.
+        adapter: what is trained.
         sequences: what a batch is counted in, of one epoch: rows, or packed blocks of them.
         head: key of `modeling.HEADS`.
+        weights: bytes of the model's own weights, quantised or not.
         beside: parameters of untrained models that are held beside it, by what they are.
         passes: forward passes of a step beyond the one that is learned from.
     """
+    trainable = adapter.trainable
     rows = tokens.rows_kept
     batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
     an_epoch = math.ceil(sequences / batch)
@@ -71,18 +76,18 @@ def make_plan(
     counts = config.counts(sequence_length=max(tokens.tokens // rows // sides, 1), head=head)
     total = counts.total_parameters
     full = trainable >= total
-    size = BYTES.get(dtype, 4)
+    size = BYTES.get(dtype, 4) if adapter.in_place else 4
     forward = counts.forward_flops * seen // max(tokens.tokens // rows, 1)
     states = 2 if "adam" in str(arguments.optim).lower() else 1
     return Plan(
         parameters=counts.parameters,
         trainable=trainable,
         memory={
-            "weights": total * size + (0 if full else trainable * 4),
-            "gradients": trainable * (size if full else 4),
-            "optimizer": trainable * states * (size if full else 4),
+            "weights": weights + (0 if adapter.in_place else trainable * size),
+            "gradients": trainable * size,
+            "optimizer": trainable * states * size,
         }
-        | {name: parameters * size for name, parameters in (beside or {}).items()},
+        | {name: parameters * BYTES.get(dtype, 4) for name, parameters in (beside or {}).items()},
         steps=steps,
         rows=rows,
         tokens=tokens.tokens,

@@ -61,7 +61,8 @@ def write_card(folder: Path, recipe_yaml: str, model: dict[str, Any], metrics: d
     """README.md of the model repository: figures, samples, curve, the recipe and the command that reproduces it.
 
     Args:
-        model: what is said of the base: `name`, `hub_id` (or None), `adapter`, `objective`, `auto_class`.
+        model: what is said of the base: `name`, `hub_id` (or None), `adapter`, `objective`, `auto_class`, `soft_prompt`
+            (whether the result is one), `base` (where it opens), `bits` (of the weights it was trained on, or None).
     """
     from huggingface_hub import ModelCardData
 
@@ -94,17 +95,9 @@ Measured on {after["rows"]:,} rows{tokens} that were held out before training:
 adapter `{model["adapter"]}`, {metrics["plan"]["steps"]:,} steps over {metrics["plan"]["tokens_seen"]:,} tokens.
 
 {table}
-{curve}## Use
+{_quantized(model["bits"], metrics)}{curve}## Use
 
-```python
-from transformers import {model["auto_class"]}, AutoTokenizer
-
-model = {model["auto_class"]}.from_pretrained("{REPOSITORY}", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("{REPOSITORY}", trust_remote_code=True)
-```
-
-`trust_remote_code` runs the modeling files in this repository; with anyformer installed it is not needed.
-
+{_use(model)}
 {_samples(metrics)}## Reproduce
 
 Save the recipe below (`recipe.yaml` in this repository) and run
@@ -120,6 +113,46 @@ with {versions}.
 ```
 """
     (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _use(model: dict[str, Any]) -> str:
+    if model["soft_prompt"]:
+        base = model["base"] or f"{REPOSITORY}/base"
+        return f"""```python
+import anyformer
+from peft import PeftModel
+from transformers import AutoTokenizer
+
+model = PeftModel.from_pretrained(anyformer.from_hf("{base}"), "{REPOSITORY}").eval()
+tokenizer = AutoTokenizer.from_pretrained("{REPOSITORY}")
+```
+
+This repository holds a soft prompt and no whole model, so `{model["auto_class"]}` does not open it. On the stock class
+of its base it would load, but there PEFT 0.21 loses it while it generates; anyformer's classes keep it.
+"""
+    return f"""```python
+from transformers import {model["auto_class"]}, AutoTokenizer
+
+model = {model["auto_class"]}.from_pretrained("{REPOSITORY}", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("{REPOSITORY}", trust_remote_code=True)
+```
+
+`trust_remote_code` runs the modeling files in this repository; with anyformer installed it is not needed.
+"""
+
+
+def _quantized(bits: int | None, metrics: dict[str, Any]) -> str:
+    """What the figures are of, where training saw other weights than the result has."""
+    if bits is None:
+        return ""
+    name = metrics["measured"]["shown"][0]
+    seen = [metrics.get(f"quantized_{when}", {}).get(name) for when in ("before", "after")]
+    figures = " -> ".join(f"{value:.4f}" for value in seen if value is not None)
+    there = f" There the held-out {name.replace('_', ' ')} was {figures}." if figures else ""
+    return (
+        f"The adapter was trained on the base in {bits} bits.{there} The table is of what stands here: the adapter on "
+        "the base's whole weights.\n\n"
+    )
 
 
 def _samples(metrics: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,15 +10,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .adapters.bases import check_base_can_be_named, check_published_base, keeps_adapter, published_base
+from .adapters.saved import SOFT_PROMPTS
 from .console import make_console, show_next, show_plan, show_result
 from .errors import UserError
 from .models import hub_id
-from .run_folder import ADAPTER, RunFolder
+from .run_folder import ADAPTER, RunFolder, holds_last_step
 from .schema import OBJECTIVES, Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .adapters import AdapterPlan
     from .data import Splits
     from .objectives.base import Objective
     from .plan import Plan
@@ -29,7 +33,12 @@ VERSIONED = ("anyformer", "torch", "transformers", "peft", "trl", "accelerate", 
 
 @dataclass
 class Prepared:
-    """All that is known before a weight is loaded."""
+    """All that is known before a weight is loaded.
+
+    Attributes:
+        rows: of the model's embedding once an adapter that the run goes on from has its tokens.
+        quantized: (name, value) lines on quantised weights.
+    """
 
     objective: "Objective"
     tokenizer: Any
@@ -39,6 +48,9 @@ class Prepared:
     arguments: Any
     config: Any
     plan: "Plan"
+    adapter: "AdapterPlan"
+    rows: int
+    quantized: list[tuple[str, str]]
 
 
 def run_recipe(
@@ -103,45 +115,88 @@ def faults_told() -> Iterator[None]:
         ) from error
 
 
-def prepare(recipe: Recipe, opened: tuple[Any, Any] | None = None) -> Prepared:
+def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepared:
     """Read the data, tokenise it, and plan the run.
 
     Args:
-        opened: config and tokenizer of the recipe's model, where they have been read already; they are not changed.
+        opened: what `model_of` gave, where it has been asked already; it is not changed.
 
     Raises:
         UserError: data, tokenizer, config or adapter that cannot be used, or nothing that would be learned.
     """
-    from .adapters import trainable_parameters
+    from .adapters import plan_adapter
     from .arguments import training_arguments
     from .data import load_splits
-    from .models import config_and_tokenizer
     from .objectives import objective_class
     from .plan import make_plan
+    from .quantization import require_available, weights_plan
 
     entry = OBJECTIVES[recipe.objective.kind]
     assert entry.config is not None
+    require_available(recipe.model.quantization)
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
     arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
-    config, tokenizer = copy.deepcopy(opened) if opened else config_and_tokenizer(recipe.model, entry.shapes)
+    config, tokenizer, rows = copy.deepcopy(opened) if opened else model_of(recipe, entry.shapes)
     kind = objective_class(recipe.objective.kind, config.architecture)
     objective = kind(recipe, arguments, config, tokenizer)
+    _check_soft_prompt(recipe, objective)
     splits = load_splits(recipe.data, accepts=objective.formats)
     objective.configure(splits)
     train = objective.prepare(splits.train)
     held_out = objective.prepare(splits.eval) if splits.eval else None
-    trainable = trainable_parameters(config, recipe.adapter, objective)
-    if trainable == 0:
+    planned = copy.deepcopy(config)
+    planned.vocab_size = rows
+    adapter = plan_adapter(planned, recipe.adapter, objective)
+    if adapter.trainable == 0:
         raise UserError("adapter: no parameter would be trained")
     sizes: dict[str, Any] = {"sequences": objective.sequences(train.report), "head": objective.head}
     sizes |= {"beside": objective.beside(), "passes": objective.passes}
-    plan = make_plan(config, recipe.model.dtype, trainable, arguments, train.report, **sizes)
+    quantized = weights_plan(planned, objective.head, recipe.model)
+    sizes["weights"] = quantized.bytes
+    plan = make_plan(planned, recipe.model.dtype, adapter, arguments, train.report, **sizes)
     if plan.steps == 1 and arguments.get_warmup_steps(plan.steps) > 0:
         raise UserError(
             "train.warmup_steps: the first step of a warmup has learning rate 0 and the run has no other step, so "
             "nothing would be learned. Set train.warmup_steps=0"
         )
-    return Prepared(objective, tokenizer, splits, train, held_out, arguments, config, plan)
+    lines = quantized.describe()
+    return Prepared(objective, tokenizer, splits, train, held_out, arguments, config, plan, adapter, rows, lines)
+
+
+def model_of(recipe: Recipe, shapes: tuple[str, ...]) -> tuple[Any, Any, int]:
+    """Config and tokenizer, and the rows of the embedding that the adapter's folder asks for."""
+    from .adapters import BadAdapterError, rows_needed
+    from .models import config_and_tokenizer
+
+    section, folder = recipe.model, recipe.adapter.path
+    if folder and section.tokenizer is None and (Path(folder).expanduser() / "tokenizer_config.json").is_file():
+        section = section.model_copy(update={"tokenizer": folder})  # with the tokens that were added for it
+    try:
+        longer = (lambda held: rows_needed(folder, held)) if folder else None
+        return config_and_tokenizer(section, shapes, longer)
+    except BadAdapterError as error:
+        raise UserError(f"adapter.path: {error}") from error
+
+
+def _check_soft_prompt(recipe: Recipe, objective: "Objective") -> None:
+    """Raises:
+    UserError: the model cannot have this soft prompt, or would be wrong with it.
+    """
+    from .soft_prompts import soft_prompt_problem
+
+    kind, settings = recipe.adapter.kind, (objective.arguments, objective.options)
+    if kind in SOFT_PROMPTS:
+        packs = [getattr(where, name, None) for where in settings for name in ("packing", "padding_free")]
+        problem = soft_prompt_problem(
+            objective.config,
+            kind,
+            head=objective.head,
+            virtual_tokens=recipe.adapter.virtual_tokens,
+            max_length=objective.max_length,
+            packed=any(value not in (None, False, "none") for value in packs),
+        )
+        if problem:
+            raise UserError(f"adapter.kind: {kind}: {problem}")
 
 
 class _Run:
@@ -155,10 +210,11 @@ class _Run:
         self.started, self.next_steps = time.monotonic(), next_steps
 
     def execute(self, *, resume: bool, check: bool) -> None:
-        model = self.load()
+        model = self.goes_on_from(self.load())
         if self.recipe.eval.before and not (resume and "before" in self.folder.metrics):
             self.folder.update_metrics(**self.measure(model, "before"))
-        trainer, result = self.train(model, resume=resume, check=check)
+        model, adapter = self.ready(model, resume=resume)
+        trainer, result = self.train(model, adapter, resume=resume, check=check)
         if not trainer.is_world_process_zero():
             return
         trained = self.detach(trainer)
@@ -169,6 +225,7 @@ class _Run:
             **after,
             measured={"shown": self.objective.shown, "higher_is_better": self.objective.higher_is_better},
             plan=self.prepared.plan.as_dict(),
+            adapter=self.prepared.adapter.as_dict(),
             data=_data_metrics(self.prepared),
             training={"seconds": time.monotonic() - self.started, **result.metrics},
             history=trainer.state.log_history,
@@ -183,14 +240,49 @@ class _Run:
             can_chat = self.objective.head == "causal_lm" and bool(self.tokenizer.chat_template)
             show_next(self.console, self.folder, chat=can_chat, pushed=self.recipe.hub is not None)
 
-    def load(self) -> Any:
-        """The weights, under the objective's head; an import is compared with the stock class."""
+    def load(self, *, verify: bool = True) -> Any:
+        """The weights as they are at their place, under the objective's head; an import is compared with the stock
+        class."""
+        from .adapters import fit_vocabulary
         from .models import load_model, with_head
 
-        config, seed, head = self.prepared.config, self.prepared.arguments.seed, self.objective.head
-        model, family = load_model(self.recipe.model, config, seed=seed, head=head)
-        self.verify(model, family)
-        return with_head(model, config, head, seed=seed)
+        config, seed, head = copy.deepcopy(self.prepared.config), self.prepared.arguments.seed, self.objective.head
+        model, self.family = load_model(self.recipe.model, config, seed=seed, head=head)
+        check_published_base(self.recipe, self.family)
+        if verify:
+            self.verify(model, self.family)
+        model = with_head(model, config, head, seed=seed)
+        fit_vocabulary(model, self.prepared.rows)
+        return model
+
+    def goes_on_from(self, model: Any) -> Any:
+        """The model with the adapter that the recipe goes on from, where it names one."""
+        from .adapters import continue_from
+
+        folder = self.recipe.adapter.path
+        return continue_from(model, folder) if folder else model
+
+    def ready(self, model: Any, *, resume: bool) -> tuple[Any, Any]:
+        """The model to train, on quantised weights where the recipe says so, and an adapter to attach to it, if any."""
+        from .adapters import attach, bare, peft_config, train_in_place
+        from .models import resolve_path
+        from .quantization import quantize
+
+        section, quantization = self.recipe.model, self.recipe.model.quantization
+        if quantization is not None:
+            model = quantize(bare(model), quantization)
+            model = self.goes_on_from(model)
+            if self.recipe.eval.before and not (resume and "quantized_before" in self.folder.metrics):
+                self.folder.update_metrics(**self.measure(model, "quantized_before"))
+        train_in_place(model, self.recipe.adapter)
+        if self.recipe.adapter.path:
+            return model, None
+        tokenizer = resolve_path(section.tokenizer or section.path or "")
+        adapter = peft_config(self.recipe.adapter, self.objective, model, tokenizer)
+        if adapter is not None and quantization is not None:
+            _seed(self.prepared.arguments.seed)
+            return attach(model, adapter), None  # here, so that its values are known before the trainer rounds them
+        return model, adapter
 
     def verify(self, model: Any, family: str) -> None:
         """Compare an imported model with the stock class."""
@@ -218,20 +310,28 @@ class _Run:
         for name in self.objective.shown:
             check_finite(figures[name], f"the held-out {name} {when} training")
         shown = ", ".join(f"{name} {figures[name]:.4f}" for name in self.objective.shown)
+        quantization = self.recipe.model.quantization
+        on = f", on the {quantization.bits}-bit base" if quantization and when.startswith("quantized") else ""
         counted = " and ".join(f"{figures[name]:,} {name}" for name in ("rows", "tokens") if name in figures)
-        self.console.print(f"Held out, {when} training: {shown} ({counted}).")
+        order = when.removeprefix("quantized_")
+        self.console.print(f"Held out, {order} training{on}: {shown} ({counted}).")
+        if on:
+            return {when: figures}
         samples = self.objective.samples(model, rows)
         return {when: figures, f"samples_{when}": [asdict(sample) for sample in samples]}
 
-    def train(self, model: Any, *, resume: bool, check: bool) -> tuple[Any, Any]:
+    def train(self, model: Any, adapter: Any, *, resume: bool, check: bool) -> tuple[Any, Any]:
         """The trainer after training, and its result."""
-        from .adapters import check_trained, check_weights, peft_config
+        from .adapters import Watch, check_weights, use_lora_plus
         from .flight_checks import FlightChecks, thorough_checks
+        from .objectives.trainers import take_over
         from .report import check_finite
 
         held_out = self.prepared.held_out.dataset if self.prepared.held_out else None
-        adapter = peft_config(self.recipe.adapter, self.objective)
+        watch = Watch(model, self.prepared.adapter)
         trainer = self.objective.trainer(model, self.prepared.train.dataset, held_out, adapter)
+        use_lora_plus(trainer, self.recipe.adapter)
+        watch.begin(trainer)
         checkpoint = self.folder.checkpoints[-1] if resume else None
         trainer.add_callback(FlightChecks(checkpoint, self.warn, not self.objective.samples_its_data))
         if check and not self.objective.samples_its_data:
@@ -241,7 +341,10 @@ class _Run:
         for broken, part in self.folder.broken_checkpoints if resume else ():
             self.warn(f"{broken.name} is passed over: {part}")
         try:
-            result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            if checkpoint and holds_last_step(checkpoint):
+                result = take_over(trainer, checkpoint)
+            else:
+                result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except KeyboardInterrupt:
             if saved := self.folder.checkpoints:
                 self.console.print(f"\nStopped. The same command with --resume goes on from {saved[-1].name}.")
@@ -251,37 +354,60 @@ class _Run:
                 raise
             raise UserError(f"the disk of {self.folder.path} is full. Make room, then go on with --resume") from error
         check_finite(result.training_loss, "the training loss")
-        check_trained(trainer.model)
+        watch.check(trainer)
         check_weights(trainer.model)
         return trainer, result
 
     def detach(self, trainer: Any) -> Any:
         """The trained model as it is measured and saved: merged, or with its adapter where the recipe keeps it."""
-        from .adapters import merge, restore_forward, save_adapter
-        from .models import published_base
+        from .adapters import merge, restore_forward
 
         trained = trainer.accelerator.unwrap_model(trainer.model)
+        if self.recipe.adapter.in_place:
+            return merge(trained)
+        restore_forward(trained)
+        if self.recipe.model.quantization is not None:
+            self.folder.update_metrics(**self.measure(trained, "quantized_after"))
+            trained = self.on_whole_weights(trained)
         if keeps_adapter(self.recipe):
-            restore_forward(trained)
             return trained
-        if self.recipe.adapter.kind != "none":
-            save_adapter(
-                trained, self.folder.path / ADAPTER, published_base(self.recipe.model), self.recipe.model.revision
-            )
+        self.save_adapter(trained, self.folder.path / ADAPTER)
         return merge(trained)
+
+    def on_whole_weights(self, trained: Any) -> Any:
+        """The adapter, trained on quantised weights, on the whole ones: what others open, and what merges."""
+        from .adapters import put_on
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_adapter(trained, Path(folder))
+            return put_on(self.load(verify=False), folder)
+
+    def save_adapter(self, model: Any, folder: Path) -> None:
+        from .adapters import save_adapter
+
+        section = self.recipe.model
+        save_adapter(model, folder, self.published_base, section.revision, embeddings=self.has_more_rows)
+
+    @property
+    def published_base(self) -> str | None:
+        """Where the base is found by others, as far as the adapter fits what they open there."""
+        return published_base(self.recipe, self.family)
+
+    @property
+    def has_more_rows(self) -> bool:
+        return self.prepared.rows > self.prepared.config.vocab_size
 
     def save(self, model: Any) -> None:
         """Weights, modeling files, tokenizer, and a generation config that stops where the training data does."""
         from safetensors import SafetensorError
 
         from .adapters import save_unmerged
-        from .models import published_base
 
         self.objective.finish(model)
         folder = self.folder.path
         try:
             if keeps_adapter(self.recipe):
-                save_unmerged(model, folder, published_base(self.recipe.model))
+                save_unmerged(model, folder, self.published_base, embeddings=self.has_more_rows)
             else:
                 model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -299,6 +425,9 @@ class _Run:
             "name": model.path or f"a new {model.preset}",
             "hub_id": hub_id(model),
             "adapter": self.recipe.adapter.kind,
+            "soft_prompt": self.recipe.adapter.kind in SOFT_PROMPTS,
+            "base": self.published_base,
+            "bits": model.quantization.bits if model.quantization else None,
             "objective": self.recipe.objective.kind,
             "auto_class": self.auto_class,
         }
@@ -351,34 +480,10 @@ class _Run:
         self.console.print(f"Pushed to {url}", markup=False)
 
 
-def keeps_adapter(recipe: Recipe) -> bool:
-    """Whether the result is an adapter beside its base rather than one merged model."""
-    return recipe.adapter.kind != "none" and not recipe.adapter.merge
+def _seed(seed: int) -> None:
+    from transformers import set_seed
 
-
-def check_base_can_be_named(recipe: Recipe) -> None:
-    """An adapter by itself opens only where its base does.
-
-    Raises:
-        UserError: the recipe keeps the adapter apart from a base that it cannot name for those who open it.
-    """
-    if not keeps_adapter(recipe):
-        return
-    if recipe.hub is not None and hub_id(recipe.model) is None:
-        raise UserError(
-            f"hub.repo: with adapter.merge: false only the adapter is pushed, and nobody else has its base, "
-            f"{recipe.model.path or recipe.model.preset}. Set adapter.merge: true, or model.path to a Hub id"
-        )
-    if recipe.adapter.arguments().get("use_dora"):
-        raise UserError(
-            "adapter.use_dora: transformers does not open a DoRA adapter by itself. Set adapter.merge: true, which "
-            "writes one merged model and the adapter beside it"
-        )
-    if recipe.model.revision is not None:
-        raise UserError(
-            "model.revision: with adapter.merge: false the saved adapter names its base, but not the revision, so it "
-            "would open on another model. Set adapter.merge: true, or leave model.revision out"
-        )
+    set_seed(seed)
 
 
 def check_inputs_survive(recipe: Recipe, folder: Path) -> None:
@@ -387,7 +492,7 @@ def check_inputs_survive(recipe: Recipe, folder: Path) -> None:
     """
     data = [recipe.data.source, recipe.data.eval_source]
     names = [name for value in data for name in (value if isinstance(value, list) else [value])]
-    for name in [recipe.model.path, recipe.model.tokenizer, *names]:
+    for name in [recipe.model.path, recipe.model.tokenizer, recipe.adapter.path, *names]:
         if name and Path(name).exists() and Path(name).resolve().is_relative_to(folder.resolve()):
             raise UserError(f"train.output_dir {folder} holds {name}, which the run reads: choose another folder")
 

@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from .adapters.saved import BadAdapterError, kind_of_saved, read_config
 from .introspection import StrictModel, class_constant, class_fields
 from .row_formats import FORMATS
 from .yaml_tree import kind_of, write_yaml
@@ -52,6 +53,14 @@ _PACKAGE = re.compile(r"package:[A-Za-z_]\w*/[^/\s][^\n]*")
 
 def _wrong(message: str) -> PydanticCustomError:
     return PydanticCustomError("wrong", "{text}", {"text": message})
+
+
+def _raise(message: str) -> Any:
+    raise _wrong(message)
+
+
+def _refuse(remedy: str) -> Any:
+    return BeforeValidator(lambda _: _raise(remedy))
 
 
 def _model_path(value: str) -> str:
@@ -120,6 +129,32 @@ def _architecture(value: Any) -> Any:
     return value
 
 
+class Quantization(Section):
+    """`model.quantization`: the arguments of `transformers.BitsAndBytesConfig`, under its names and with its defaults.
+
+    That class is no dataclass, so its arguments are listed here; a test compares the list with its signature.
+    """
+
+    load_in_4bit: bool = False
+    load_in_8bit: bool = False
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "fp4"
+    bnb_4bit_use_double_quant: bool = False
+    bnb_4bit_compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    bnb_4bit_quant_storage: Literal["uint8", "float16", "bfloat16", "float32"] = "uint8"
+    llm_int8_threshold: Annotated[float, Field(ge=0)] = 6.0
+    llm_int8_skip_modules: list[str] | None = None
+    llm_int8_has_fp16_weight: Annotated[Any, _refuse("keeps a second copy of the weights in 16 bits: remove it")] = None
+    llm_int8_enable_fp32_cpu_offload: Annotated[Any, _refuse("is for inference on two devices: remove it")] = None
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.load_in_4bit else 8
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for `BitsAndBytesConfig`: what the recipe gives."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+
+
 class ModelSection(Section):
     """`model`: what is trained. Exactly one of `path` and `preset`."""
 
@@ -134,6 +169,7 @@ class ModelSection(Section):
     ] = "sdpa"
     trust_remote_code: bool = False
     verify_import: bool = True
+    quantization: Quantization | None = None
 
 
 class DataSection(Section):
@@ -190,14 +226,27 @@ class AdapterSection(Section):
 
     Attributes:
         merge: the result is one model with the adapter's change added to its weights.
+        path: folder of an adapter to go on from, which then decides all that PEFT's config holds.
+        in_place: the model's own weights are trained, all or some: there is no adapter.
+        virtual_tokens: places that a soft prompt takes before the text.
     """
 
     kind: str = "none"
     merge: bool = True
+    path: str | None = None
+    in_place: ClassVar[bool] = False
+    # Keys of ours that are not the library's.
+    not_peft: ClassVar[frozenset[str]] = frozenset({"kind", "merge", "path"})
+
+    @property
+    def virtual_tokens(self) -> int:
+        return 0
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for PEFT's config class."""
-        return {}
+        """Keyword arguments for PEFT's config class: what the recipe gives of them."""
+        names = [n for n in type(self).model_fields if n in self.model_fields_set and n not in self.not_peft]
+        given = {name: getattr(self, name) for name in names}
+        return {k: v.model_dump(exclude_unset=True) if isinstance(v, BaseModel) else v for k, v in given.items()}
 
 
 class NoAdapter(AdapterSection):
@@ -205,19 +254,97 @@ class NoAdapter(AdapterSection):
 
     kind: Literal["none"] = "none"
     merge: ClassVar[bool] = True  # type: ignore[misc]  # nothing to choose
+    path: ClassVar[str | None] = None  # type: ignore[misc]
+    in_place: ClassVar[bool] = True
+
+
+class FreezeAdapter(AdapterSection):
+    """`adapter: {kind: freeze}`: some of the model's own weights are trained.
+
+    Attributes:
+        train: parts of the model (see `modeling.counting.PARTS`, and `head`) or pieces of parameter names between dots.
+    """
+
+    kind: Literal["freeze"] = "freeze"
+    merge: ClassVar[bool] = True  # type: ignore[misc]
+    path: ClassVar[str | None] = None  # type: ignore[misc]
+    in_place: ClassVar[bool] = True
+    train: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
 
 class LoraAdapter(AdapterSection):
-    """`adapter: {kind: lora}`; the fields of `peft.LoraConfig` are added by `adapter_model`."""
+    """`adapter: {kind: lora}`; the fields of `peft.LoraConfig` are added by `adapter_model`.
+
+    Attributes:
+        target_parts: adapt these parts of the model, whatever its modules are called; instead of `target_modules`.
+        lora_plus_lr_ratio: learning rate of the matrices B over that of the matrices A (LoRA+, Hayou et al. 2024,
+            arXiv:2402.12354).
+        lora_plus_lr_embedding: learning rate of adapted embeddings under LoRA+; default: the trainer's.
+    """
 
     kind: Literal["lora"] = "lora"
-    target_modules: list[str] | str = "all-linear"
+    target_modules: list[str] | str | None = None
+    target_parts: Annotated[list[Literal["attention", "mlp", "experts"]], Field(min_length=1)] | None = None
+    lora_plus_lr_ratio: Annotated[float, Field(ge=1)] | None = None
+    lora_plus_lr_embedding: Annotated[float, Field(gt=0)] | None = None
+    not_peft: ClassVar[frozenset[str]] = AdapterSection.not_peft | {
+        "target_parts",
+        "lora_plus_lr_ratio",
+        "lora_plus_lr_embedding",
+    }
 
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for `peft.LoraConfig`: what the recipe gives, and `target_modules`."""
-        given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
-        plain = {k: v.model_dump(exclude_unset=True) if isinstance(v, BaseModel) else v for k, v in given.items()}
-        return {"target_modules": self.target_modules} | {k: v for k, v in plain.items() if k not in ("kind", "merge")}
+    @model_validator(mode="after")
+    def _all_linear_is_default(self) -> "LoraAdapter":
+        if self.target_modules is None and self.target_parts is None and self.path is None:
+            self.target_modules = "all-linear"
+        return self
+
+
+class Ia3Adapter(AdapterSection):
+    """`adapter: {kind: ia3}`: vectors that scale keys, values and feed-forward blocks (Liu et al. 2022, 2205.05638)."""
+
+    kind: Literal["ia3"] = "ia3"
+
+
+def _cannot_merge(value: bool) -> bool:
+    if value:
+        raise _wrong("a soft prompt changes no weight, so there is nothing to merge: remove the key")
+    return value
+
+
+class SoftPrompt(AdapterSection):
+    """Virtual tokens before the text. The result is the prompt beside its base."""
+
+    merge: Annotated[bool, AfterValidator(_cannot_merge)] = False
+    num_virtual_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _twenty_is_default(self) -> "SoftPrompt":
+        if self.num_virtual_tokens is None and self.path is None:
+            self.num_virtual_tokens = 20
+        return self
+
+    @property
+    def virtual_tokens(self) -> int:
+        return self.num_virtual_tokens or int(read_config(self.path or "").get("num_virtual_tokens") or 0)
+
+
+class PromptTuning(SoftPrompt):
+    """`adapter: {kind: prompt-tuning}`: trained embeddings (Lester et al. 2021, arXiv:2104.08691)."""
+
+    kind: Literal["prompt-tuning"] = "prompt-tuning"
+
+
+class PTuning(SoftPrompt):
+    """`adapter: {kind: p-tuning}`: embeddings that a small network computes (Liu et al. 2021, arXiv:2103.10385)."""
+
+    kind: Literal["p-tuning"] = "p-tuning"
+
+
+class PrefixTuning(SoftPrompt):
+    """`adapter: {kind: prefix-tuning}`: trained keys and values in each layer (Li and Liang 2021, arXiv:2101.00190)."""
+
+    kind: Literal["prefix-tuning"] = "prefix-tuning"
 
 
 class ObjectiveSection(Section):
@@ -422,21 +549,31 @@ class Kind:
 
 
 _PEFT_DECIDES = "is set by the suite; remove it"
+_PEFT_REFUSED = {
+    **dict.fromkeys(("peft_type", "task_type", "inference_mode", "auto_mapping", "peft_version"), _PEFT_DECIDES),
+    "base_model_name_or_path": "is model.path; remove it",
+    "revision": "is model.revision; remove it",
+}
+_LORA_REFUSED = _PEFT_REFUSED | {
+    "runtime_config": "cannot be written in a recipe; remove it",
+    "megatron_config": "cannot be written in a recipe; remove it",
+    "megatron_core": "cannot be written in a recipe; remove it",
+}
+_SOFT_REFUSED = _PEFT_REFUSED | {
+    **dict.fromkeys(
+        ("token_dim", "num_transformer_submodules", "num_attention_heads", "num_layers"),
+        "is read from the model; remove it",
+    ),
+    "tokenizer_name_or_path": "is model.tokenizer, or the model's own; remove it",
+    "tokenizer_kwargs": "follows from model.tokenizer; remove it",
+}
 ADAPTERS = {
     "none": Kind(NoAdapter),
+    "freeze": Kind(FreezeAdapter),
     "lora": Kind(
         LoraAdapter,
         ("peft.tuners.lora.config", "LoraConfig"),
-        refused={
-            **dict.fromkeys(
-                ("peft_type", "task_type", "inference_mode", "auto_mapping", "peft_version"), _PEFT_DECIDES
-            ),
-            "base_model_name_or_path": "is model.path; remove it",
-            "revision": "is model.revision; remove it",
-            "runtime_config": "cannot be written in a recipe; remove it",
-            "megatron_config": "cannot be written in a recipe; remove it",
-            "megatron_core": "cannot be written in a recipe; remove it",
-        },
+        refused=_LORA_REFUSED,
         types={
             "init_lora_weights": bool
             | Literal["gaussian", "eva", "olora", "pissa", "corda", "loftq", "lora_ga", "orthogonal", "mica"]
@@ -444,6 +581,16 @@ ADAPTERS = {
             "rank_pattern": dict[str, Annotated[int, Field(ge=1)]],
             "alpha_pattern": dict[str, int],
         },
+    ),
+    "ia3": Kind(Ia3Adapter, ("peft.tuners.ia3.config", "IA3Config"), refused=_PEFT_REFUSED),
+    "prompt-tuning": Kind(
+        PromptTuning, ("peft.tuners.prompt_tuning.config", "PromptTuningConfig"), refused=_SOFT_REFUSED
+    ),
+    "p-tuning": Kind(PTuning, ("peft.tuners.p_tuning.config", "PromptEncoderConfig"), refused=_SOFT_REFUSED),
+    "prefix-tuning": Kind(
+        PrefixTuning,
+        ("peft.tuners.prefix_tuning.config", "PrefixTuningConfig"),
+        refused=_SOFT_REFUSED,
     ),
 }
 
@@ -749,18 +896,13 @@ LIMITS = {
     "r": _AT_LEAST_ONE,
     "lora_alpha": _AT_LEAST_ONE,
     "lora_dropout": _BELOW_ONE,
+    "encoder_hidden_size": _AT_LEAST_ONE,
+    "encoder_num_layers": _AT_LEAST_ONE,
+    "encoder_dropout": _BELOW_ONE,
     "max_steps": AfterValidator(
         lambda n: n if n >= 1 or n == -1 else _raise("must be at least 1, or -1 for num_train_epochs")
     ),
 }
-
-
-def _raise(message: str) -> Any:
-    raise _wrong(message)
-
-
-def _refuse(remedy: str) -> Any:
-    return BeforeValidator(lambda _: _raise(remedy))
 
 
 @functools.cache
@@ -830,7 +972,13 @@ def refused_keys(section: str, data: dict[str, Any]) -> set[str]:
 
 def kind_in(section: str, value: Any) -> str:
     """The kind that a section's plain data names, or the section's default kind."""
-    kind = value.get("kind") if isinstance(value, dict) else None
+    given = value if isinstance(value, dict) else {}
+    kind = given.get("kind")
+    if kind is None and section == "adapter" and isinstance(given.get("path"), str):
+        try:
+            return kind_of_saved(given["path"])
+        except BadAdapterError:
+            return "lora"  # the path itself is refused, see `adapters.checks`
     return DEFAULT_KIND[section] if kind is None else str(kind)
 
 
@@ -882,10 +1030,16 @@ class Recipe(StrictModel):
     def to_yaml(self) -> str:
         """The resolved recipe: our own sections in full, `train` and `adapter` with the keys given."""
         data = self.model_dump(exclude={"adapter"})
-        own = {name: getattr(self.adapter, name) for name in self.adapter.own}
+        names = [name for name in type(self.adapter).model_fields if name in self.adapter.own]
+        own = {n: v for n in names if (v := getattr(self.adapter, n)) is not None}
         adapter = {"kind": own.pop("kind")} | own | self.adapter.arguments()
         if data["hub"] is None:
             del data["hub"]
+        quantization = self.model.quantization
+        if quantization is None:
+            del data["model"]["quantization"]
+        else:
+            data["model"]["quantization"] = quantization.arguments()
         order = [name for name in type(self).model_fields if name in data or name == "adapter"]
         return write_yaml({name: adapter if name == "adapter" else data[name] for name in order})
 

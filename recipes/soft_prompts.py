@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..modeling import AnyformerConfig
 
-KINDS = ("prompt_tuning", "p_tuning", "prefix_tuning")
+KINDS = ("prompt-tuning", "p-tuning", "prefix-tuning")
 # Beside `adapter_model.safetensors`: the weights that make the vectors of p-tuning or of a projected prefix.
 ENCODER_FILE = "prompt_encoder.safetensors"
 
@@ -36,7 +36,7 @@ def prompt_learning_fields(config: "AnyformerConfig", kind: str) -> dict[str, in
     if problem:
         raise UserError(f"adapter.kind: {kind}: {problem}")
     heads, width = config.num_attention_heads, config.hidden_size
-    if kind == "prefix_tuning":
+    if kind == "prefix-tuning":
         heads, head_dim = config.num_key_value_heads or heads, config.head_dim or 0  # derived: never None
         width = heads * head_dim
     return {
@@ -68,10 +68,10 @@ def soft_prompt_problem(
     """
     both = config.architecture == "encoder-decoder"
     head = head or ("seq2seq_lm" if both else "causal_lm")
-    if kind == "prefix_tuning" and config.attention == "mla":
+    if kind == "prefix-tuning" and config.attention == "mla":
         return (
             "attention='mla' caches one latent and one rotary key a token, of two widths, and a prefix is keys and "
-            "values of one width; use prompt_tuning, p_tuning or lora"
+            "values of one width; use prompt-tuning, p-tuning or lora"
         )
     if packed:
         return (
@@ -83,10 +83,10 @@ def soft_prompt_problem(
             f"head {head!r} on an encoder-decoder reads its text twice, and PEFT puts the soft prompt before one of "
             "the readings alone; use lora"
         )
-    if kind != "prefix_tuning" and head in ("token_classification", "question_answering", "masked_lm", "pretraining"):
+    if kind != "prefix-tuning" and head in ("token_classification", "question_answering", "masked_lm", "pretraining"):
         return (
             f"its vectors are tokens before the text, and PEFT does not move the labels of head {head!r} behind them; "
-            "use prefix_tuning or lora"
+            "use prefix-tuning or lora"
         )
     longest = config.max_position_embeddings
     if config.position_embedding == "learned" and max_length is not None and virtual_tokens + max_length > longest:

@@ -53,12 +53,14 @@ class Objective:
     def max_length(self) -> int:
         """The longest row in tokens: the trainer's or the section's own setting, else the model's longest.
 
+        A soft prompt takes its positions from the model's.
+
         Raises:
             UserError: it is beyond the model's positions.
         """
         where = "train" if hasattr(self.arguments, "max_length") else "objective"
         limit = getattr(self.arguments if where == "train" else self.options, "max_length", None)
-        return checked_length(limit, f"{where}.max_length", self.config)
+        return checked_length(limit, f"{where}.max_length", self.config, self.recipe.adapter.virtual_tokens)
 
     def configure(self, splits: "Splits") -> None:
         """Write into the config what only the data tell, such as the number of labels."""
@@ -150,16 +152,24 @@ class Objective:
         return abs(again[name] - after[name]) <= 1e-4
 
 
-def checked_length(limit: int | None, where: str, config: "AnyformerConfig") -> int:
+def checked_length(limit: int | None, where: str, config: "AnyformerConfig", virtual_tokens: int = 0) -> int:
     """`limit`, or the model's longest where it is None.
+
+    Args:
+        virtual_tokens: places that a soft prompt takes.
 
     Raises:
         UserError: the limit is beyond the model's positions.
     """
-    longest = config.max_position_embeddings
+    longest = config.max_position_embeddings - virtual_tokens
     if limit is not None and limit > longest:
+        less = f" and the soft prompt takes {virtual_tokens} of them" if virtual_tokens else ""
         raise UserError(
-            f"{where} is {limit}, but the model has positions for {longest} tokens: lower it, or scale the rotary "
-            "embedding in model.config.rope_parameters"
+            f"{where} is {limit}, but the model has positions for {config.max_position_embeddings} tokens{less}: lower "
+            "it, or scale the rotary embedding in model.config.rope_parameters"
+        )
+    if longest < 2:
+        raise UserError(
+            f"adapter.num_virtual_tokens: {virtual_tokens} leave no place for text in {longest + virtual_tokens}"
         )
     return limit or longest

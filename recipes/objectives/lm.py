@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from ..masking import Masking
     from ..tokenize_sft import TokenizedData
 
+# Tokens of a row that a preview shows: rows of plain text are as long as the model allows.
+_SHOWN = 64
+
+
+def _beginnings(dataset: Any, count: int) -> Any:
+    """The first tokens of the first rows."""
+    first = dataset.select(range(min(count, len(dataset))))
+    return first.map(lambda row: {k: v[:_SHOWN] if isinstance(v, list) else v for k, v in row.items()})
+
 
 class Pretraining(Objective):
     """The next token of plain text."""
@@ -30,6 +39,9 @@ class Pretraining(Objective):
             packing=self.options.packing,
             truncation=self.recipe.data.truncation,
         )
+
+    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
+        return super().preview(prepared._replace(dataset=_beginnings(prepared.dataset, count)), count)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Trainer
@@ -68,7 +80,7 @@ class MaskedLanguageModel(Objective):
     head = "masked_lm"
     task_type = "FEATURE_EXTRACTION"  # PEFT has no name for this head
     formats = ("text",)
-    shown = ("loss", "masked_accuracy")
+    shown: tuple[str, ...] = ("loss", "masked_accuracy")
 
     def configure(self, splits: "Splits") -> None:
         tokenizer, where = self.tokenizer, self.recipe.model.tokenizer or self.recipe.model.path
@@ -114,8 +126,10 @@ class MaskedLanguageModel(Objective):
         )
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        first = prepared.dataset.select(range(min(count, len(prepared.dataset))))
-        return super().preview(prepared._replace(dataset=self.masking.fixed(first)), count)
+        shown = _beginnings(
+            self.masking.fixed(prepared.dataset.select(range(min(count, len(prepared.dataset))))), count
+        )
+        return super().preview(prepared._replace(dataset=shown), count)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Trainer

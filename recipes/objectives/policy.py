@@ -147,7 +147,7 @@ class GroupedPolicy(PolicyOptimisation):
         self.finish(model)
         options: dict[str, Any] = {"train_dataset": train, "eval_dataset": held_out, "peft_config": adapter}
         kind = {"grpo": trl.GRPOTrainer, "rloo": trl.RLOOTrainer}[self.options.kind]
-        if adapter is None and self.arguments.beta:
+        if adapter is None and self.arguments.beta and not hasattr(model, "peft_config"):
             # The trainer opens its reference where the model says that it comes from.
             self.start = tempfile.TemporaryDirectory(prefix="anyformer-reference-")
             model.save_pretrained(self.start.name)

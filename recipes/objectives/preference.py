@@ -86,10 +86,8 @@ class ReferencedTuning(PreferenceTuning):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        from ..adapters import peft_config
-
         self.start: Any = None  # log-probabilities of the held-out answers before training
-        self.plain = peft_config(self.recipe.adapter, self) is None
+        self.plain = self.recipe.adapter.in_place
         asked = self.recipe.train.get("precompute_ref_log_probs")
         if self.plain and asked is None and not self.arguments.sync_ref_model:
             self.arguments.precompute_ref_log_probs = True

@@ -1,6 +1,7 @@
 """What the trainers of all objectives have in common."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -48,8 +49,8 @@ def library_trainer(trainer_class: Any, model: Any, arguments: Any, *, adapter: 
     if adapter is not None:
         set_seed(arguments.seed)  # an adapter starts from random numbers
         trained = attach(model, adapter)
-        if arguments.activation_checkpointing:
-            trained.enable_input_require_grads()  # nothing else would before the first adapted layer
+    if hasattr(trained, "peft_config") and arguments.activation_checkpointing:
+        trained.enable_input_require_grads()  # nothing else would before the first adapted layer
     trainer = built(trainer_class, trained, arguments, **options)
     move_router_biases(trainer, model)
     return trainer
@@ -90,11 +91,29 @@ def check_best_metric(train: dict[str, Any], arguments: Any, names: Sequence[str
         arguments.greater_is_better = name not in LESS_IS_BETTER
 
 
+def take_over(trainer: Any, checkpoint: Path) -> Any:
+    """What the trainer would return after the checkpoint's step, which was the last one; it now has that model.
+
+    Resumed there, the trainer would make one more step where `max_steps` ends within an epoch.
+    """
+    from transformers.trainer_callback import TrainerState
+    from transformers.trainer_utils import TrainOutput
+
+    trainer._load_from_checkpoint(str(checkpoint))
+    trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
+        trainer._load_best_model()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    mean = sum(losses) / len(losses) if losses else 0.0
+    return TrainOutput(trainer.state.global_step, mean, {"train_loss": mean})
+
+
 def train_routers(trainer: Any, model: Any) -> None:
     """Let a mixture of experts train as its config says, where the trainer has a forward of its own.
 
     TRL's forward knows the load-balancing loss of a softmax router alone; the model answers for all kinds.
     """
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = model.config
     if config.router_aux_loss_coef or config.router_z_loss_coef:
         fused = model.forward

@@ -153,7 +153,8 @@ class PPOTrainer(Trainer):
     # Rollouts
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns: Any = ["prompt_ids"]  # what is left where `remove_unused_columns` is set
+        # What is left where `remove_unused_columns` is set. (The base class starts with None, hence its type.)
+        self._signature_columns = ["prompt_ids"]  # type: ignore[assignment]
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> tuple[list, None]:
         """The batches of one step; their rows make one rollout."""

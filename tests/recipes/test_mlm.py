@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from anyformer.recipes.errors import UserError
@@ -118,6 +119,18 @@ def test_a_batch_is_its_rows_whatever_its_size(tokenizer):
         assert (together["labels"][index, size:] == -100).all() and not together["attention_mask"][index, size:].any()
     # Every row has something to learn, however short it is.
     assert (together["labels"] != -100).any(dim=1).all()
+
+
+def test_workers_that_outlive_an_epoch_hide_other_tokens_in_the_next(tokenizer):
+    rows = list(pieces_of(tokenizer, [" ".join(WORDS), " ".join(WORDS * 2)]).dataset)
+    masking = Masking(tokenizer, section(), seed=3)
+    loader = DataLoader(rows, batch_size=2, collate_fn=masking, num_workers=1, persistent_workers=True)
+    for epoch in (0, 1):
+        masking.epoch.fill_(epoch)
+        (batch,) = loader
+        expected = [masking.mask(row, epoch)["labels"] for row in rows]
+        assert all(torch.equal(batch["labels"][i, : len(e)], e) for i, e in enumerate(expected))
+    assert any((masking.mask(row, 0)["labels"] != masking.mask(row, 1)["labels"]).any() for row in rows)
 
 
 def test_rows_that_are_masked_already_are_only_padded(tokenizer):
@@ -314,13 +327,22 @@ def test_the_losses_that_the_trainer_measures_are_of_fixed_masks(recipe):
 
 def test_pairs_are_learned_and_measured(recipe):
     folder = run_recipe(
-        recipe("objective.kind=mlm-nsp", "train.max_steps=120", "train.learning_rate=3e-3", "objective.max_length=48")
+        recipe(
+            "objective.kind=mlm-nsp",
+            "objective.max_length=48",
+            "train.max_steps=120",
+            "train.learning_rate=3e-3",
+            "train.eval_strategy=steps",
+            "train.eval_steps=120",
+        )
     )
     metrics = metrics_of(folder)
     before, after = metrics["before"], metrics["after"]
     assert metrics["measured"]["shown"] == ["loss", "masked_loss", "masked_accuracy", "next_sentence_accuracy"]
     assert after["loss"] == pytest.approx(after["masked_loss"] + after["next_sentence_loss"], abs=1e-6)
     assert after["masked_loss"] < before["masked_loss"] - 0.5 and after["masked_accuracy"] > before["masked_accuracy"]
+    measured = next(entry["eval_loss"] for entry in metrics["history"] if "eval_loss" in entry)
+    assert measured == pytest.approx(after["loss"], rel=0.2)  # the trainer's is a mean over batches
     assert type(AutoModelForPreTraining.from_pretrained(folder)).__name__ == "AnyformerForPreTraining"
 
 

@@ -28,11 +28,11 @@ VIRTUAL = 4
 SIZES = {"num_virtual_tokens": VIRTUAL}
 # By name of a case: our name of the kind, PEFT's class, and its arguments.
 CASES = {
-    "prompt": ("prompt_tuning", PromptTuningConfig, {}),
-    "mlp": ("p_tuning", PromptEncoderConfig, {"encoder_hidden_size": 16}),
-    "lstm": ("p_tuning", PromptEncoderConfig, {"encoder_hidden_size": 16, "encoder_reparameterization_type": "LSTM"}),
-    "prefix": ("prefix_tuning", PrefixTuningConfig, {}),
-    "projected": ("prefix_tuning", PrefixTuningConfig, {"prefix_projection": True, "encoder_hidden_size": 16}),
+    "prompt": ("prompt-tuning", PromptTuningConfig, {}),
+    "mlp": ("p-tuning", PromptEncoderConfig, {"encoder_hidden_size": 16}),
+    "lstm": ("p-tuning", PromptEncoderConfig, {"encoder_hidden_size": 16, "encoder_reparameterization_type": "LSTM"}),
+    "prefix": ("prefix-tuning", PrefixTuningConfig, {}),
+    "projected": ("prefix-tuning", PrefixTuningConfig, {"prefix_projection": True, "encoder_hidden_size": 16}),
 }
 MADE = ("mlp", "lstm", "projected")  # their vectors are made by weights that PEFT does not save
 cases = pytest.mark.parametrize("case", CASES)
@@ -64,7 +64,7 @@ def case_of(kind):
 def test_the_sizes_of_a_prefix_are_those_of_keys_and_values(tiny):
     wide = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 3}
     model = tiny(**wide)
-    fields = prompt_learning_fields(model.config, "prefix_tuning")
+    fields = prompt_learning_fields(model.config, "prefix-tuning")
     assert fields == {
         "num_layers": 3,
         "num_attention_heads": 2,
@@ -92,8 +92,8 @@ def test_the_sizes_make_a_soft_prompt_every_vector_of_which_is_trained(tiny, cas
 
 
 def test_there_are_no_sizes_for_what_is_refused(tiny):
-    with pytest.raises(UserError, match=r"adapter\.kind: prefix_tuning: attention='mla' caches one latent"):
-        prompt_learning_fields(tiny(**LATENT).config, "prefix_tuning")
+    with pytest.raises(UserError, match=r"adapter\.kind: prefix-tuning: attention='mla' caches one latent"):
+        prompt_learning_fields(tiny(**LATENT).config, "prefix-tuning")
 
 
 # What is refused, and that it would be wrong
@@ -108,14 +108,14 @@ def test_what_is_exact_is_not_refused(tiny, kind):
     assert soft_prompt_problem(learned, kind, virtual_tokens=4, max_length=60) is None
     for head in ("sequence_classification", "causal_lm"):
         assert soft_prompt_problem(learned, kind, head=head) is None
-    if kind != "prefix_tuning":
+    if kind != "prefix-tuning":
         assert soft_prompt_problem(tiny(**LATENT).config, kind) is None
 
 
 @pytest.mark.parametrize("case", ["prefix", "projected"])
 def test_a_prefix_on_latent_attention_does_not_fit(tiny, case):
     model = tiny(**LATENT)
-    assert "of two widths" in soft_prompt_problem(model.config, "prefix_tuning")
+    assert "of two widths" in soft_prompt_problem(model.config, "prefix-tuning")
     _, cls, arguments = CASES[case]
     with pytest.raises(ValueError, match="prefix tuning has no place in it"):
         get_peft_model(model, cls(task_type="CAUSAL_LM", **SIZES, **arguments))(input_ids=ids(1, 5))
@@ -128,7 +128,7 @@ def test_packed_rows_are_wrong_or_impossible(tiny, case):
     assert "packed row" in soft_prompt_problem(model.base_model.config, kind, packed=True)
     one, two = ids(1, 6), ids(1, 5, seed=2)
     row, positions = torch.cat((one, two), 1), torch.tensor([[*range(6), *range(5)]])
-    if kind == "prefix_tuning":
+    if kind == "prefix-tuning":
         with pytest.raises(ValueError, match=r"Packed documents .* cannot follow a cache"):
             model(input_ids=row, position_ids=positions)
         return
@@ -137,14 +137,14 @@ def test_packed_rows_are_wrong_or_impossible(tiny, case):
     assert (packed - model(input_ids=two).logits[:, -5:]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("kind", ["prompt_tuning", "p_tuning"])
+@pytest.mark.parametrize("kind", ["prompt-tuning", "p-tuning"])
 def test_labels_of_tokens_do_not_move_behind_the_vectors(tiny, kind):
     case, tokens = case_of(kind), ids(2, 6)
     for head, task in (("token_classification", "TOKEN_CLS"), ("masked_lm", "FEATURE_EXTRACTION")):
         fields = {"architecture": "encoder", "head": head}
         model = soften(tiny(**fields), case, task)
         assert "does not move the labels" in soft_prompt_problem(model.base_model.config, kind, head=head)
-        assert soft_prompt_problem(model.base_model.config, "prefix_tuning", head=head) is None
+        assert soft_prompt_problem(model.base_model.config, "prefix-tuning", head=head) is None
         with pytest.raises(ValueError, match="batch_size"):
             model(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=tokens % 2)
     fields = {"architecture": "encoder", "head": "question_answering"}
@@ -162,7 +162,7 @@ def test_a_classifier_on_an_encoder_decoder_is_impossible(tiny, kind):
     mask = torch.ones_like(tokens)
     model = tiny(head="sequence_classification", **BOTH)
     assert "reads its text twice" in soft_prompt_problem(model.config, kind, head="sequence_classification")
-    fault = "needs input_ids" if kind != "prefix_tuning" else r"size of tensor a \(10\) must match"
+    fault = "needs input_ids" if kind != "prefix-tuning" else r"size of tensor a \(10\) must match"
     with pytest.raises((ValueError, RuntimeError), match=fault):
         soften(model, case_of(kind), "SEQ_CLS")(input_ids=tokens, attention_mask=mask)
 
@@ -184,7 +184,7 @@ def test_checkpointing_comes_after_attaching(tiny, case):
     """PEFT refuses a prefix on a model where it is on already, which a trainer never has: it attaches first."""
     model = tiny()
     model.gradient_checkpointing_enable()
-    if CASES[case][0] == "prefix_tuning":
+    if CASES[case][0] == "prefix-tuning":
         with pytest.raises(ValueError, match="does not work with gradient checkpointing"):
             soften(model, case)
     else:

@@ -17,7 +17,17 @@ from data_rows import pairs, section, write_rows
 from anyformer.recipes.data import load_splits
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.row_formats import FORMATS, SHAPES
-from anyformer.recipes.sources import BUILT_IN, cmudict, fetch, gsm8k, halueval, peoples_daily, stdlib_text, tweets
+from anyformer.recipes.sources import (
+    BUILT_IN,
+    cmudict,
+    fetch,
+    gsm8k,
+    halueval,
+    peoples_daily,
+    stdlib_text,
+    stdlib_tokens,
+    tweets,
+)
 
 FORMATS_OF = ("preference", "prompt-completion", "prompt")  # of rows of pairs
 # Rows after what is left out; those of the standard library differ with the version of Python.
@@ -122,6 +132,73 @@ def test_stdlib_text_of_a_small_tree(tmp_path):
     ]
     with pytest.raises(UserError, match="holds no readable Python sources"):
         stdlib_text.load(tmp_path / "absent")
+
+
+TAGGED = """
+from os.path import join as j
+@wraps(f)
+def fetch(self, *names, key=None): pass
+class Box(Base): pass
+# a comment
+x.y[0].run(a, b=2.5)  # another
+if not (x and
+        y): pass
+try: go("now")
+except OSError as error: raise
+"""
+
+
+def test_tagged_lines():
+    found = list(stdlib_tokens.tagged_lines(TAGGED))
+    signs = {word for words, tags in found for word, tag in zip(words, tags, strict=True) if tag == "operator"}
+    assert signs == {*".@()*,=:[]"}
+    others = [[pair for pair in zip(*line, strict=True) if pair[1] != "operator"] for line in found]
+    assert [" ".join(map("/".join, line)) for line in others] == [
+        "from/keyword os/module path/module import/keyword join/import as/keyword j/import",
+        "wraps/call f/variable",
+        "def/keyword fetch/function self/parameter names/parameter key/parameter None/keyword pass/keyword",
+        "class/keyword Box/class Base/variable pass/keyword",
+        "x/variable y/attribute 0/number run/method a/variable b/argument 2.5/number",
+        "if/keyword not/keyword x/variable and/keyword y/variable pass/keyword",
+        'try/keyword go/call "now"/string',
+        "except/keyword OSError/variable as/keyword error/variable raise/keyword",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a = 1",  # too short
+        "x = f'{a}' + b",
+        "grüße = a + b",
+        f"x = {'a' * 31} + b",
+        "f(" + "a, " * 20 + "a)",
+        "match a:\n    case Box(size=1): pass",
+    ],
+)
+def test_lines_left_out(line):
+    found = [words for words, _ in stdlib_tokens.tagged_lines(f"first = second + 3\n{line}\n")]
+    assert ("first", "=", "second", "+", "3") in found
+    assert not [words for words in found if words[0] not in ("first", "match")]
+
+
+def test_stdlib_tokens_of_a_small_tree(tmp_path):
+    (tmp_path / "_pyio.py").write_text("a = b + 1\n")
+    (tmp_path / "io.py").write_text("a = b + 1\na = b + 2\n")
+    (tmp_path / "broken.py").write_text("a = (b +\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("a = b + 3\n")
+    data = stdlib_tokens.load(tmp_path)
+    assert [row["tokens"][-1] for row in data.rows] == ["1", "2"] and data.groups == ["io", "io"]
+    assert [skipped.reason for skipped in data.skipped] == ["SyntaxError"]
+    with pytest.raises(UserError, match="holds no readable Python sources"):
+        stdlib_tokens.load(tmp_path / "absent")
+
+
+def test_stdlib_tokens_have_all_tags(loaded):
+    rows = loaded("stdlib-tokens").rows
+    assert {tag for row in rows for tag in row["tags"]} == set(stdlib_tokens.TAGS)
+    assert len(rows) > 20_000
 
 
 def test_halueval_qa(write):
