@@ -15,6 +15,7 @@ from .errors import UserError
 from .schema import KINDS, Recipe, architecture_model, kind_in
 from .yaml_tree import (
     MAX_BYTES,
+    STAGE,
     Node,
     Place,
     Problem,
@@ -30,8 +31,6 @@ from .yaml_tree import (
 from .yaml_tree import Path as KeyPath
 
 _SUFFIXES = (".yaml", ".yml")
-# What stands for the output of a pipeline's earlier stage, before its name.
-STAGE = "stage:"
 # The name of a stage's file in a pipeline's folder: the order, and the stage's name.
 STAGE_FILE = re.compile(r"(\d+)-([^.]+)\.ya?ml")
 

@@ -16,6 +16,7 @@ from .run import (
     check_inputs_survive,
     check_repository,
     faults_told,
+    model_of,
     prepare,
     run_recipe,
 )
@@ -217,8 +218,6 @@ def _prepare_all(
     pipeline: Pipeline, work: Mapping[str, Work], console: "Console", *, shown: bool
 ) -> dict[str, Prepared]:
     """Data and plan of each stage that is to run, so that a fault in the last one is found before the first."""
-    from .models import config_and_tokenizer
-
     done = [name for name, what in work.items() if what == "skip"]
     prepared: dict[str, Prepared] = {}
     opened: dict[Any, Any] = {}  # stages that start from one model read its config and tokenizer once
@@ -233,9 +232,9 @@ def _prepare_all(
             continue
         with _naming(stage):
             shapes = OBJECTIVES[recipe.objective.kind].shapes
-            start = (recipe.model.model_dump_json(), shapes)
+            start = (recipe.model.model_dump_json(), recipe.adapter.path, shapes)
             if start not in opened:
-                opened[start] = config_and_tokenizer(recipe.model, shapes)
+                opened[start] = model_of(recipe, shapes)
             prepared[stage.name] = prepare(recipe, opened[start])
         if shown:
             if waiting := [name for name in stage.inputs if name not in done]:

@@ -15,7 +15,7 @@ from .adapters.saved import SOFT_PROMPTS
 from .console import make_console, show_next, show_plan, show_result
 from .errors import UserError
 from .models import hub_id
-from .run_folder import ADAPTER, RunFolder
+from .run_folder import ADAPTER, RunFolder, holds_last_step
 from .schema import OBJECTIVES, Recipe
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ def faults_told() -> Iterator[None]:
         ) from error
 
 
-def prepare(recipe: Recipe, opened: tuple[Any, Any] | None = None) -> Prepared:
+def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepared:
     """Read the data, tokenise it, and plan the run.
 
     Args:
-        opened: config and tokenizer of the recipe's model, where they have been read already; they are not changed.
+        opened: what `model_of` gave, where it has been asked already; it is not changed.
 
     Raises:
         UserError: data, tokenizer, config or adapter that cannot be used, or nothing that would be learned.
@@ -136,11 +136,15 @@ def prepare(recipe: Recipe, opened: tuple[Any, Any] | None = None) -> Prepared:
     require_available(recipe.model.quantization)
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
     arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
+<<<<<<< HEAD
     if opened:
         config, tokenizer = copy.deepcopy(opened)
         rows = config.vocab_size
     else:
         config, tokenizer, rows = _model_of(recipe, entry.shapes)
+=======
+    config, tokenizer, rows = copy.deepcopy(opened) if opened else model_of(recipe, entry.shapes)
+>>>>>>> pipeline
     kind = objective_class(recipe.objective.kind, config.architecture)
     objective = kind(recipe, arguments, config, tokenizer)
     _check_soft_prompt(recipe, objective)
@@ -167,7 +171,7 @@ def prepare(recipe: Recipe, opened: tuple[Any, Any] | None = None) -> Prepared:
     return Prepared(objective, tokenizer, splits, train, held_out, arguments, config, plan, adapter, rows, lines)
 
 
-def _model_of(recipe: Recipe, shapes: tuple[str, ...]) -> tuple[Any, Any, int]:
+def model_of(recipe: Recipe, shapes: tuple[str, ...]) -> tuple[Any, Any, int]:
     """Config and tokenizer, and the rows of the embedding that the adapter's folder asks for."""
     from .adapters import BadAdapterError, rows_needed
     from .models import config_and_tokenizer
@@ -329,6 +333,7 @@ class _Run:
         """The trainer after training, and its result."""
         from .adapters import Watch, check_weights, use_lora_plus
         from .flight_checks import FlightChecks, thorough_checks
+        from .objectives.trainers import take_over
         from .report import check_finite
 
         held_out = self.prepared.held_out.dataset if self.prepared.held_out else None
@@ -345,7 +350,10 @@ class _Run:
         for broken, part in self.folder.broken_checkpoints if resume else ():
             self.warn(f"{broken.name} is passed over: {part}")
         try:
-            result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            if checkpoint and holds_last_step(checkpoint):
+                result = take_over(trainer, checkpoint)
+            else:
+                result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except KeyboardInterrupt:
             if saved := self.folder.checkpoints:
                 self.console.print(f"\nStopped. The same command with --resume goes on from {saved[-1].name}.")

@@ -205,6 +205,12 @@ def missing_part(checkpoint: Path) -> str:
     return "" if weights else "the weights are missing"
 
 
+def holds_last_step(checkpoint: Path) -> bool:
+    """Whether nothing is left to train after a complete checkpoint."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    return state["global_step"] >= state["max_steps"] > 0
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all: a crash in the middle leaves the old one."""
     temporary = path.with_name(path.name + ".tmp")

@@ -5,14 +5,15 @@ that is wrong with any of them is said at once.
 """
 
 import difflib
+import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .adapters.bases import keeps_adapter
 from .loading import (
-    STAGE,
     STAGE_FILE,
     ReadRecipe,
     RecipeError,
@@ -22,9 +23,10 @@ from .loading import (
     stage_files,
     stage_references,
 )
+from .run_folder import ADAPTER
 from .schema import SECTIONS, ModelSection, Recipe
+from .yaml_tree import STAGE, Place, Problem, dotted, locate, parse_value, plain, redact
 from .yaml_tree import Path as KeyPath
-from .yaml_tree import Place, Problem, dotted, locate, parse_value, plain, redact
 
 # The keys in which a stage can be named.
 REFERABLE = (
@@ -77,11 +79,15 @@ class Pipeline:
 
     def resolved(self, stage: Stage) -> Recipe:
         """The stage's recipe with the folders of earlier stages in place of their names: it runs by itself."""
-        return _with(stage.recipe, lambda value: str(self.output(value)))
+        return _with(stage.recipe, self._output)
 
-    def output(self, value: str) -> Path | str:
-        """A value of a recipe: the folder of the stage that it names, or the value as it is."""
-        return self[value.removeprefix(STAGE)].folder if value.startswith(STAGE) else value
+    def _output(self, key: KeyPath, value: str) -> str:
+        """What a value stands for where it names a stage: its folder, or the adapter in it; else the value as it is."""
+        if not (name := _stage_in(value)):
+            return value
+        stage = self[name]
+        inside = key == ("adapter", "path") and not keeps_adapter(stage.recipe)
+        return str(stage.folder / ADAPTER if inside else stage.folder)
 
     def planned(self, stage: Stage, done: Sequence[str]) -> Recipe | None:
         """The stage's recipe before its inputs exist: what an earlier stage starts from has the same config, tokenizer
@@ -93,7 +99,9 @@ class Pipeline:
         Returns:
             None where nothing of the kind can stand in for an input.
         """
-        recipe = _with(stage.recipe, lambda value: str(self.output(value) if _stage_in(value) in done else value))
+        recipe = _with(stage.recipe, functools.partial(self._output_of, done))
+        if _stage_in(recipe.adapter.path):
+            return None  # nobody knows yet what it will hold
         model = self._start(recipe.model, done)
         objective = recipe.objective
         if source := _stage_in(getattr(objective, "teacher", None)):
@@ -103,23 +111,22 @@ class Pipeline:
             objective = objective.model_copy(update={"teacher": teacher.path})
         return recipe.model_copy(update={"model": model, "objective": objective})
 
+    def _output_of(self, done: Sequence[str], key: KeyPath, value: str) -> str:
+        return self._output(key, value) if _stage_in(value) in done else value
+
     def _start(self, model: ModelSection, done: Sequence[str]) -> ModelSection:
         """A `model` section with what stages that are not done start from in place of what they make."""
-        model = model.model_copy(
-            update={key: self._if_done(getattr(model, key), done) for key in ("path", "tokenizer")}
-        )
+        known = {key: getattr(model, key) for key in ("path", "tokenizer")}
+        model = model.model_copy(update={k: v and self._output_of(done, ("model", k), v) for k, v in known.items()})
         if source := _stage_in(model.path):
             start = self._start(self[source].recipe.model, done)
-            own = {name: getattr(model, name) for name in ("dtype", "attn_implementation", "trust_remote_code")}
-            own["config"] = start.config | model.config
-            model = start.model_copy(update=own | {"tokenizer": model.tokenizer or start.tokenizer})
+            same = {name: getattr(start, name) for name in ("path", "preset", "revision")}
+            other = {"config": start.config | model.config, "tokenizer": model.tokenizer or start.tokenizer}
+            model = model.model_copy(update=same | other)
         if source := _stage_in(model.tokenizer):
             start = self._start(self[source].recipe.model, done)
             model = model.model_copy(update={"tokenizer": start.tokenizer or start.path})
         return model
-
-    def _if_done(self, value: str | None, done: Sequence[str]) -> str | None:
-        return str(self.output(value)) if value and _stage_in(value) in done else value
 
 
 def _stage_in(value: Any) -> str:
@@ -127,14 +134,15 @@ def _stage_in(value: Any) -> str:
     return value.removeprefix(STAGE) if isinstance(value, str) and value.startswith(STAGE) else ""
 
 
-def _with(recipe: Recipe, change: Any) -> Recipe:
+def _with(recipe: Recipe, change: Callable[[KeyPath, str], str]) -> Recipe:
     """The recipe with each value that can name a stage changed."""
     sections: dict[str, Any] = {}
     for section, key in REFERABLE:
         part = sections.get(section, getattr(recipe, section))
         value = getattr(part, key, None)
         if value is not None:
-            new = [change(item) for item in value] if isinstance(value, list) else change(value)
+            path = (section, key)
+            new = [change(path, item) for item in value] if isinstance(value, list) else change(path, value)
             sections[section] = part.model_copy(update={key: new})
     return recipe.model_copy(update=sections)
 
@@ -287,17 +295,32 @@ def _unsuited(path: KeyPath, name: str, source: Recipe | None, user: Recipe | No
     if source is None:
         return ""
     kind, head = source.objective.kind, objective_class(source.objective.kind).head
-    apart = source.adapter.kind != "none" and not source.adapter.merge
     if path[:2] == ("objective", "reward"):
         if kind != "reward":
             return f"trains with the objective {kind}, which makes no reward model"
     elif path[:2] in (("model", "path"), ("objective", "teacher")):
-        if apart:
-            return f"keeps its adapter apart from its base (adapter.merge: false): merge it in {name}"
+        if keeps_adapter(source):
+            return f"keeps its adapter apart from its base: merge it in {name} (adapter.merge)"
         wanted = objective_class(user.objective.kind).head if user else head
         if head not in (*_LANGUAGE_MODELS, wanted):
             return f"makes a {head} model, and the objective {user.objective.kind if user else ''} needs a {wanted}"
+    elif path[:2] == ("adapter", "path") and user:
+        return _unsuited_adapter(source, user)
     return ""
+
+
+def _unsuited_adapter(source: Recipe, user: Recipe) -> str:
+    """Why a stage cannot go on from the adapter of another; nothing where it can."""
+    held, wanted = source.adapter, user.adapter
+    if held.in_place:
+        return f"trains its weights in place (adapter.kind: {held.kind}), so it makes no adapter"
+    if held.kind != wanted.kind:
+        return f"makes an adapter of kind {held.kind}, and this one is {wanted.kind}: write kind: {held.kind}"
+    if source.model.path != user.model.path:
+        return f"makes an adapter for {source.model.path}: model.path must be that too, not {user.model.path}"
+    before = held.arguments()
+    other = sorted(key for key, value in wanted.arguments().items() if value != before.get(key))
+    return f"makes an adapter that decides {', '.join(other)} itself: leave that out" if other else ""
 
 
 def _folders(pipeline: Path, read: dict[str, ReadRecipe]) -> Iterator[Problem]:

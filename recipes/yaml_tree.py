@@ -18,6 +18,8 @@ from ruamel.yaml.reader import ReaderError
 # A user access token of the Hub, which must never be shown or stored.
 TOKEN = re.compile(r"(?<![A-Za-z0-9_])hf_[A-Za-z0-9]{16,}(?![A-Za-z0-9_])")
 
+# Before the name of a pipeline's stage: what that stage makes, see `stages`.
+STAGE = "stage:"
 MAX_BYTES = 256 * 1024  # a recipe is a page or two; beyond this, the file is something else
 _MAX_NODES = 20_000
 _TAG = "tag:yaml.org,2002:"

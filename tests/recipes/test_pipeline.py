@@ -151,6 +151,19 @@ def test_a_pipeline_without_a_policy_compares_its_models_too(pipeline, tmp_path)
     assert not (folder / "curves.png").exists()
 
 
+def test_a_stage_goes_on_from_the_adapter_of_another(pipeline, tmp_path, tiny_checkpoint, capsys):
+    (tmp_path / "toy" / "3-policy.yaml").unlink()
+    base = f"more.model.path={tiny_checkpoint}"
+    adapter = "more.adapter={path: 'stage:sft', merge: false}"
+    run_pipeline(pipeline(base, adapter), dry_run=True)
+    assert "more can be planned once sft exists" in capsys.readouterr().out
+    folder = run_pipeline(pipeline("train.max_steps=2", "train.learning_rate=1e-2", base, adapter))
+    held = [load_file(path / "adapter_model.safetensors") for path in (folder / "sft" / "adapter", folder / "more")]
+    assert held[0].keys() == held[1].keys()
+    metrics = [metrics_of(folder / name) for name in ("sft", "more")]
+    assert metrics[1]["before"]["loss"] == pytest.approx(metrics[0]["after"]["loss"], abs=1e-5)
+
+
 # Resuming
 
 KILL = """

@@ -187,6 +187,31 @@ def test_what_a_stage_makes_must_suit():
     assert "objective.reward.1: stage:sft trains" in fault(stages("s", sft=SFT, policy=several))
 
 
+LORA = SFT + "adapter: {kind: lora, r: 4}\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "adapter", "said"),
+    [
+        (SFT, "{path: stage:sft}", "adapter.path: stage:sft trains its weights in place (adapter.kind: none)"),
+        (LORA, "{path: stage:sft, kind: ia3}", "makes an adapter of kind lora, and this one is ia3: write kind: lora"),
+        (LORA, "{path: stage:sft, r: 8}", "makes an adapter that decides r itself: leave that out"),
+        (LORA.replace("some/model", "another"), "{path: stage:sft}", "an adapter for another: model.path must be that"),
+    ],
+)
+def test_an_adapter_that_cannot_be_gone_on_from(first, adapter, said):
+    assert said in fault(stages("q", sft=first, more=f"{SFT}adapter: {adapter}\n"))
+
+
+@pytest.mark.parametrize(("merge", "folder"), [("true", "runs/q/sft/adapter"), ("false", "runs/q/sft")])
+def test_an_adapter_is_gone_on_from_where_it_is_kept(merge, folder):
+    first = SFT + f"adapter: {{kind: lora, r: 4, merge: {merge}}}\n"
+    pipeline = load_pipeline(stages("q", sft=first, more=f"{SFT}adapter: {{path: stage:sft}}\n"))
+    assert pipeline.resolved(pipeline["more"]).adapter.path == folder
+    assert pipeline.planned(pipeline["more"], done=()) is None
+    assert pipeline.planned(pipeline["more"], done=("sft",)).adapter.path == folder
+
+
 def test_names_and_numbers_of_stages():
     write(SFT, "q/1-a.yaml")
     write(SFT, "q/1-b.yaml")
