@@ -136,15 +136,7 @@ def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepa
     require_available(recipe.model.quantization)
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
     arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
-<<<<<<< HEAD
-    if opened:
-        config, tokenizer = copy.deepcopy(opened)
-        rows = config.vocab_size
-    else:
-        config, tokenizer, rows = _model_of(recipe, entry.shapes)
-=======
     config, tokenizer, rows = copy.deepcopy(opened) if opened else model_of(recipe, entry.shapes)
->>>>>>> pipeline
     kind = objective_class(recipe.objective.kind, config.architecture)
     objective = kind(recipe, arguments, config, tokenizer)
     _check_soft_prompt(recipe, objective)

@@ -13,14 +13,6 @@ from anyformer.recipes.stages import load_pipeline
 SMALL = Path(__file__).parent / "small"
 
 
-<<<<<<< HEAD
-def write_small(file: Path, target: Path, tiny: Path, encoder: Path) -> Path:
-    """The small version of a shipped file, with the folders of this machine in it."""
-    wanted = f"`extends: {file.stem}`, a small model, TINY or ENCODER, few rows, a few steps"
-    assert file.is_file(), f"write {file}: {wanted}"
-    text = file.read_text(encoding="utf-8")
-    for word, folder in (("TINY", tiny), ("ENCODER", encoder), ("FOLDER", SMALL)):
-=======
 @pytest.fixture
 def models(tiny_checkpoint, tiny_bert):
     """Words of the small files -> the folders that they stand for."""
@@ -33,7 +25,6 @@ def write_small(file: Path, target: Path, folders: dict[str, Path]) -> Path:
     assert file.is_file(), f"write {file}: {hint}"
     text = file.read_text(encoding="utf-8")
     for word, folder in folders.items():
->>>>>>> pipeline
         text = text.replace(word, str(folder))
     target.write_text(text, encoding="utf-8")
     return target
@@ -44,32 +35,19 @@ def metrics_of(folder: Path):
 
 
 @pytest.mark.parametrize("name", shipped("recipes"))
-<<<<<<< HEAD
-def test_a_shipped_recipe_runs(name, tmp_path, tiny_checkpoint, tiny_bert):
-    small = write_small(SMALL / f"{name}.yaml", tmp_path / "small.yaml", tiny_checkpoint, tiny_bert)
-=======
 def test_a_shipped_recipe_runs(name, tmp_path, models):
     small = write_small(SMALL / f"{name}.yaml", tmp_path / "small.yaml", models)
->>>>>>> pipeline
     metrics = metrics_of(run_recipe(load_recipe(small, [f"train.output_dir={tmp_path / 'run'}"])))
     assert metrics["finished"]
     assert set(metrics["measured"]["shown"]) <= set(metrics["after"])
 
 
 @pytest.mark.parametrize("name", shipped_pipelines())
-<<<<<<< HEAD
-def test_a_shipped_pipeline_runs(name, tmp_path, tiny_checkpoint, tiny_bert):
-    small = tmp_path / Path(name).name
-    small.mkdir()
-    for file in stage_files(shipped_pipelines()[name]):
-        write_small(SMALL / name / file.name, small / file.name, tiny_checkpoint, tiny_bert)
-=======
 def test_a_shipped_pipeline_runs(name, tmp_path, models):
     small = tmp_path / Path(name).name
     small.mkdir()
     for file in stage_files(shipped_pipelines()[name]):
         write_small(SMALL / name / file.name, small / file.name, models)
->>>>>>> pipeline
     pipeline = load_pipeline(small, [f"train.output_dir={tmp_path / 'run'}"])
     folder = run_pipeline(pipeline)
     for stage in pipeline.stages:
