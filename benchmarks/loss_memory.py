@@ -94,15 +94,11 @@ def gradient_difference(ours: torch.nn.Module, stock: torch.nn.Module) -> float:
 
 
 def report(memory: dict[str, dict[str, float]], steps: dict[str, list[tuple[float, float, float]]]) -> None:
-    """Print the figures of both sides; the first round warms up."""
+    """Print how both sides compare; the first round warms up."""
     ours, stock = SIDES
     for side in SIDES:
-        wall, busy, losses = zip(*steps[side][1:], strict=True)
-        print(
-            f"{side:12} {memory[side]['peak']:6.0f} MB over {memory[side]['before']:.0f}"
-            f"  {statistics.median(wall):6.2f} s a step, {statistics.median(busy):6.2f} s of the processor"
-            f"  loss {losses[-1]:.6f}"
-        )
+        wall, busy, _ = (statistics.median(values) for values in zip(*steps[side][1:], strict=True))
+        print(f"{side:12} median {wall:.2f} s, {busy:.2f} s of the processor")
     print(f"stock takes {memory[stock]['peak'] / memory[ours]['peak']:.2f} x our memory")
     for what, column in (("time", 0), ("processor time", 1)):
         ratios = [a[column] / b[column] for a, b in zip(steps[ours][1:], steps[stock][1:], strict=True)]
@@ -116,7 +112,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--chunk", type=int, default=AnyformerConfig().loss_chunk_size, help="loss_chunk_size")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
@@ -127,12 +123,17 @@ def main() -> None:
         f"{options.layers} layers, chunks of {options.chunk} tokens, {options.rounds} rounds",
         flush=True,
     )
-    memory = {side: measured_in_child(side) for side in SIDES}
+    memory = {}
+    for side in SIDES:
+        memory[side] = measured_in_child(side)
+        print(f"{side:12} a step takes {memory[side]['peak']:.0f} MB over {memory[side]['before']:.0f}", flush=True)
     models, tokens = {side: model_of(side, options) for side in SIDES}, batch_of(options)
     steps: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES}
-    for _ in range(options.rounds + 1):
+    for index in range(options.rounds + 1):
         for side in SIDES:
             steps[side].append(step(models[side], tokens))
+            wall, busy, loss = steps[side][-1]
+            print(f"{side:12} round {index}: {wall:.2f} s, {busy:.2f} s of the processor, loss {loss:.6f}", flush=True)
     report(memory, steps)
     ours, stock = SIDES
     apart = abs(steps[ours][-1][-1] - steps[stock][-1][-1])
