@@ -309,7 +309,8 @@ def _across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
     steps = {("train", f"{name}_{what}") for name in ("eval", "save", "logging") for what in ("strategy", "steps")}
     if not steps & reported:
         yield from _across_evaluation(sections, data)
-    yield from across_quantization(sections["model"])
+    if not any(path[:2] == ("model", "quantization") for path in reported):
+        yield from across_quantization(sections["model"])
     yield from _across_adapter(sections)
     kind = schema.kind_in("objective", data.get("objective"))
     if kind in ("classify", "token-classify"):

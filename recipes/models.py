@@ -95,8 +95,6 @@ def load_tokenizer_from(
         if tokenizer.eos_token_id is None:
             raise UserError(f"the tokenizer of {path!r} has no pad token: set it in its tokenizer_config.json")
         tokenizer.pad_token = tokenizer.eos_token
-    if tokenizer.pad_token_id is None:
-        raise UserError(f"the tokenizer of {path!r} has no pad token, so rows cannot be put into one batch")
     return tokenizer
 
 
@@ -166,10 +164,8 @@ def adapter_folder(path: str) -> Path | None:
 
 def config_and_tokenizer(
     model: Any, shapes: Sequence[str] = ("decoder",), rows_for: Callable[[int], int] | None = None
-) -> "tuple[AnyformerConfig, Any, int]":
-    """Config and tokenizer of a recipe's `model` section, and the rows that the embedding will have.
-
-    No weight is loaded.
+) -> "tuple[AnyformerConfig, Any]":
+    """Config and tokenizer of a recipe's `model` section, without loading a weight.
 
     Args:
         shapes: the architectures that the objective can train.
@@ -206,7 +202,7 @@ def config_and_tokenizer(
             f"model: the tokenizer has {len(tokenizer)} tokens but the model's vocab_size is {rows}: "
             "they do not belong together, or model.config.vocab_size must be larger"
         )
-    return config, tokenizer, rows
+    return config, tokenizer
 
 
 def _config_of_checkpoint(model: Any) -> "AnyformerConfig":

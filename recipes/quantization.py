@@ -95,9 +95,10 @@ def kept_modules(model: Any, quantization: "Quantization") -> list[str]:
     Raises:
         UserError: the recipe names a module that the model does not have.
     """
-    from .adapters.targets import left_out, linear_modules
+    from .adapters.targets import linear_modules
 
-    names = list(linear_modules(model))
+    parts = linear_modules(model)
+    names = list(parts)
     for given in quantization.llm_int8_skip_modules or ():
         if not any(given in name.split(".") or given == name for name in names):
             last = sorted({name.rpartition(".")[2] for name in names})
@@ -105,7 +106,8 @@ def kept_modules(model: Any, quantization: "Quantization") -> list[str]:
                 f"model.quantization.llm_int8_skip_modules names {given!r}; the model's linear modules are "
                 f"{', '.join(last)}"
             )
-    return sorted({*left_out(model), *(quantization.llm_int8_skip_modules or ())})
+    kept = {name for name, part in parts.items() if part in ("head", "router")}
+    return sorted({*kept, *(quantization.llm_int8_skip_modules or ())})
 
 
 def quantize(model: Any, quantization: "Quantization") -> Any:

@@ -564,6 +564,8 @@ _SOFT_REFUSED = _PEFT_REFUSED | {
         ("token_dim", "num_transformer_submodules", "num_attention_heads", "num_layers"),
         "is read from the model; remove it",
     ),
+}
+_PROMPT_REFUSED = _SOFT_REFUSED | {
     "tokenizer_name_or_path": "is model.tokenizer, or the model's own; remove it",
     "tokenizer_kwargs": "follows from model.tokenizer; remove it",
 }
@@ -584,7 +586,7 @@ ADAPTERS = {
     ),
     "ia3": Kind(Ia3Adapter, ("peft.tuners.ia3.config", "IA3Config"), refused=_PEFT_REFUSED),
     "prompt-tuning": Kind(
-        PromptTuning, ("peft.tuners.prompt_tuning.config", "PromptTuningConfig"), refused=_SOFT_REFUSED
+        PromptTuning, ("peft.tuners.prompt_tuning.config", "PromptTuningConfig"), refused=_PROMPT_REFUSED
     ),
     "p-tuning": Kind(PTuning, ("peft.tuners.p_tuning.config", "PromptEncoderConfig"), refused=_SOFT_REFUSED),
     "prefix-tuning": Kind(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..yaml_tree import STAGE
 from . import saved
 
 Fault = tuple[tuple[int | str, ...], str]
@@ -41,6 +42,8 @@ def across_adapter(sections: dict[str, dict[str, Any]], kind: str, fields: Itera
 def _continued(adapter: dict[str, Any], kind: str, fields: Iterable[str]) -> Iterator[Fault]:
     """The folder's own config decides; what the recipe repeats must agree with it."""
     path = adapter["path"]
+    if path.startswith(STAGE):  # not made yet, see `stages`
+        return
     try:
         found, held = saved.kind_of_saved(path), saved.read_config(path)
     except saved.BadAdapterError as error:
@@ -87,8 +90,10 @@ def _lora(lora: dict[str, Any]) -> Iterator[Fault]:
     if isinstance(parts, list) and "experts" in parts:
         stacked = "target_parts"
     if stacked and (lora.get("lora_dropout") or lora.get("use_dora") is True):
-        where = "experts are stacked parameters, which" if stacked == "target_parts" else "parameters"
-        text = f"{where} PEFT adapts without dropout and without DoRA only: remove lora_dropout and use_dora"
+        why = (
+            "experts are stacked parameters, of which PEFT adapts" if stacked == "target_parts" else "PEFT adapts these"
+        )
+        text = f"{why} without dropout and DoRA alone: it allows neither lora_dropout nor use_dora"
         yield ("adapter", stacked), text
     if lora.get("lora_plus_lr_embedding") is not None and lora.get("lora_plus_lr_ratio") is None:
         yield ("adapter", "lora_plus_lr_embedding"), "has no meaning without lora_plus_lr_ratio"

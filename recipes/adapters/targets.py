@@ -17,9 +17,17 @@ def linear_modules(model: Any) -> dict[str, str]:
     return {n: part_of(f"{n}.weight") for n, m in model.named_modules() if isinstance(m, nn.Linear)}
 
 
+# New last layers, which PEFT trains whole for the tasks that have them.
+_TRAINED_WHOLE = ("score", "qa_outputs")
+
+
 def left_out(model: Any) -> list[str]:
-    """Linear modules that `all-linear` does not mean: heads, and the gates that route tokens."""
-    return sorted(name for name, part in linear_modules(model).items() if part in ("head", "router"))
+    """Linear modules that `all-linear` does not mean: gates that route tokens, and last layers that are trained whole.
+
+    The head over the vocabulary PEFT leaves out by itself; other parts of a head are adapted, for they may be new.
+    """
+    parts = linear_modules(model).items()
+    return sorted(name for name, part in parts if part == "router" or name in _TRAINED_WHOLE)
 
 
 def modules_of_parts(model: Any, parts: Iterable[str]) -> list[str]:

@@ -37,7 +37,7 @@ class Distillation(SupervisedTuning):
             attn_implementation=model.attn_implementation,
             trust_remote_code=model.trust_remote_code,
         )
-        self.teacher_config, tokenizer, _ = config_and_tokenizer(self.section)
+        self.teacher_config, tokenizer = config_and_tokenizer(self.section)
         if (
             self.teacher_config.vocab_size != self.config.vocab_size
             or tokenizer.get_vocab() != self.tokenizer.get_vocab()

@@ -107,8 +107,11 @@ WRONG_VALUES = [
     ("adapter: lora", "adapter: must be a mapping, found text; write adapter: {kind: lora}"),
     ("adapter: [lora]", "adapter: must be a mapping, found a list"),
     ("objective: []", "objective: must be a mapping, found a list"),
-    ("adapter: {kind: lorra}", "adapter.kind: must be none or lora, found 'lorra'; did you mean 'lora'?"),
-    ("adapter: {kind: [lora]}", "adapter.kind: must be none or lora, found a list"),
+    ("adapter: {kind: lorra}", "prefix-tuning, found 'lorra'; did you mean 'lora'?"),
+    (
+        "adapter: {kind: [lora]}",
+        "adapter.kind: must be none, freeze, lora, ia3, prompt-tuning, p-tuning or prefix-tuning, found a list",
+    ),
     ("objective: {kind: dpoo}", "found 'dpoo'"),
     (
         "objective: {loss_on: prompt}",
@@ -346,10 +349,10 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     from anyformer.recipes.row_formats import SHAPES
 
     trainer = class_fields(*schema.OBJECTIVES["sft"].config)
-    lora = class_fields(*schema.ADAPTERS["lora"].config)
+    adapters = {kind: class_fields(*entry.config) for kind, entry in schema.ADAPTERS.items() if entry.config}
     assert set(schema.OBJECTIVES["sft"].refused) <= set(trainer)
-    assert set(schema.ADAPTERS["lora"].refused) <= set(lora)
-    assert set(schema.LIMITS) <= set(trainer) | set(lora)
+    assert all(set(schema.ADAPTERS[kind].refused) <= set(fields) for kind, fields in adapters.items())
+    assert set(schema.LIMITS) <= set(trainer).union(*adapters.values())
     assert enum_values("transformers.training_args", "OptimizerNames") == [o.value for o in OptimizerNames]
     assert enum_values("transformers.trainer_utils", "SchedulerType") == [s.value for s in SchedulerType]
     assert set(schema._LOG_LEVELS.__args__) == set(trainer_log_levels)

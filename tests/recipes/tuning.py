@@ -54,7 +54,7 @@ train:
     recipe = load_recipe(path, overrides)
     entry = OBJECTIVES[kind]
     arguments = training_arguments(entry.config, entry.defaults | recipe.train)
-    config, tokenizer, _ = config_and_tokenizer(recipe.model, entry.shapes)
+    config, tokenizer = config_and_tokenizer(recipe.model, entry.shapes)
     objective = objective_class(kind)(recipe, arguments, config, tokenizer)
     objective.configure(None)
     return objective
