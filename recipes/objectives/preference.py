@@ -123,6 +123,8 @@ class ReferencedTuning(PreferenceTuning):
         reference = None
         if continued:
             self.arguments.precompute_ref_log_probs = True
+            if getattr(model, "is_quantized", False):
+                model.train()  # 8-bit products are computed otherwise in evaluation
         elif adapter is None and not self.arguments.precompute_ref_log_probs:
             reference = copy.deepcopy(model).eval().requires_grad_(False)
         trainer = self.build(trainer_class, model, train, held_out, adapter, ref_model=reference)

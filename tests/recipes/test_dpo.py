@@ -8,9 +8,10 @@ from peft import LoraConfig, get_peft_model
 from torch.nn.functional import log_softmax, logsigmoid
 from tuning import LORA, PAIRS, first_batch, model_of, objective_of, trainer_of
 
-from anyformer.recipes.adapters import restore_forward
+from anyformer.recipes.adapters import attach, peft_config, restore_forward
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.objectives.preference import check_start
+from anyformer.recipes.quantization import quantize
 from anyformer.recipes.schema import DPO_LOSSES
 
 DROPOUT = "model.config={attention_dropout: 0.3, hidden_dropout: 0.3, embedding_dropout: 0.3, activation_dropout: 0.3}"
@@ -73,6 +74,19 @@ def test_at_step_0_the_policy_is_its_reference_under_configured_dropout(objectiv
     assert [metrics[name][-1] for name in names] == pytest.approx([0.0] * len(names), abs=1e-6)
     loss.backward()
     assert any(p.grad is not None and p.grad.any() for p in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+@pytest.mark.parametrize("bits", ["4", "8"])
+def test_a_quantised_base_is_the_reference_of_its_adapter(objective, kind, bits):
+    pytest.importorskip("bitsandbytes")
+    tuned = objective(LORA_DROPOUT, f"model.quantization={{load_in_{bits}bit: true}}", kind=kind)
+    model = quantize(model_of(tuned), tuned.recipe.model.quantization)
+    model = attach(model, peft_config(tuned.recipe.adapter, tuned, model))
+    trainer = trainer_of(tuned, PAIRS, model=model)  # would be stopped
+    assert list(trainer.model.peft_config) == ["default"] and trainer.ref_model is None
+    with pytest.raises(UserError, match="not its own reference"):
+        check_start(moved(trainer))
 
 
 def test_the_start_is_checked_before_training(objective):
