@@ -15,7 +15,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 import anyformer
-from anyformer.recipes.adapters import Watch, fit_vocabulary, merge, open_adapter, plan_adapter, put_on, save_adapter
+from anyformer.recipes.adapters import (
+    Watch,
+    fit_vocabulary,
+    merge,
+    open_adapter,
+    plan_adapter,
+    put_on,
+    save_adapter,
+    train_in_place,
+)
 from anyformer.recipes.adapters.attach import peft_config
 from anyformer.recipes.adapters.watch import use_lora_plus
 from anyformer.recipes.errors import UserError
@@ -172,6 +181,23 @@ def test_pieces_of_names_end_at_dots(tiny):
     adapter = SimpleNamespace(kind="freeze", train=["layers.1"], in_place=True, path=None, virtual_tokens=0)
     plan = plan_adapter(tiny(num_hidden_layers=11).config, adapter, SupervisedTuning)
     assert plan.names and all(".layers.1." in name for name in plan.names)  # and not layer 10
+
+
+def test_a_head_that_is_tied_is_the_embedding(tiny):
+    adapter = SimpleNamespace(kind="freeze", train=["head"], in_place=True, path=None, virtual_tokens=0)
+    model = tiny(tie_word_embeddings=True)
+    assert plan_adapter(model.config, adapter, SupervisedTuning).names == {"model.embed_tokens.weight"}
+    train_in_place(model, adapter)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["model.embed_tokens.weight"]
+
+
+def test_a_recipes_lists_stay_as_they_were_written(tiny, recipe):
+    """PEFT adds the layers of a task to them in place."""
+    adapter = recipe("adapter={kind: lora, modules_to_save: [embed_tokens]}").adapter
+    task = SimpleNamespace(head="sequence_classification", task_type="SEQ_CLS")
+    plan = plan_adapter(tiny(head="sequence_classification", num_labels=3).config, adapter, task)
+    assert plan.whole.keys() == {"embeddings", "head"}
+    assert adapter.modules_to_save == ["embed_tokens"]
 
 
 # Going on
