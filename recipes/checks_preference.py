@@ -29,7 +29,8 @@ def across_preference(kind: str, sections: dict[str, dict[str, Any]]) -> Iterato
 
 
 def _reference(train: dict[str, Any], adapter: dict[str, Any]) -> Iterator[Fault]:
-    adapted = schema.kind_in("adapter", adapter) not in ("none", "freeze")
+    entry = schema.ADAPTERS.get(schema.kind_in("adapter", adapter))
+    adapted = entry is not None and not getattr(entry.section, "in_place", False)
     if train.get("sync_ref_model") is True:
         if adapted:
             text = "moves a reference model, which an adapter does without: set adapter.kind to none, or remove the key"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from .data_files import BadRow, Skipped, clip, find_files, place, read_rows
 from .errors import UserError
-from .row_formats import SHAPES, Row, Shape, Unusable, hint
+from .row_formats import CHOSEN_HINT, SHAPES, Row, Shape, Unusable, hint
 from .sources import BUILT_IN, BuiltIn, Loaded, in_held_out_part
 
 
@@ -156,7 +156,7 @@ class _Reader:
                 f"data.format: the objective cannot use {section.format}, but {_either(accepts)}: set one of these, or "
                 "another objective."
             )
-        self.shapes = [shape for shape in SHAPES if self.wants(shape.format)]
+        self.shapes = [shape for shape in SHAPES if self.wants(shape.format) and self.asked_for(shape)]
         known = {name for shape in SHAPES for name in (*shape.keys, *shape.optional)}
         unknown = sorted(set(self.columns) - known)
         if unknown:
@@ -164,6 +164,9 @@ class _Reader:
 
     def wants(self, format_name: str) -> bool:
         return self.format in ("auto", format_name) and (self.accepts is None or format_name in self.accepts)
+
+    def asked_for(self, shape: Shape) -> bool:
+        return self.format != "auto" or not shape.on_request
 
     def read(self, source: Any, setting: str, limit: int | None) -> tuple[Loaded, list[str]]:
         """The usable rows of a source and what it is called: all of a built-in data set, or the first `limit` of all
@@ -178,11 +181,13 @@ class _Reader:
             raise UserError(f"data.format: {data.name} is {data.format}, not {self.format}.")
         if self.columns and setting == "data.source":
             raise UserError(f"data.columns: {data.name} has no columns to rename.")
-        wanted = next((name for name in data.formats if self.wants(name)), None)
+        usable = [name for name in data.formats if self.wants(name)]
+        asked = self.format != "auto" or data.format != "preference"
+        wanted = next((name for name in usable if asked or name != "prompt-completion"), None)
         if wanted is None:
             raise UserError(
-                f"{setting}: {data.name} is {data.format}, which the objective cannot use: it takes "
-                f"{_either(self.accepts or ())}."
+                f"{setting}: {data.name} is {data.format}, which the objective cannot use"
+                f"{CHOSEN_HINT if usable else f': it takes {_either(self.accepts or ())}'}."
             )
         if data.name in self.built_in_read:
             raise UserError(f"{setting}: {data.name} is named in data.source too; its rows would be trained on.")
@@ -340,7 +345,7 @@ def split_by_prompt(rows: list[Row], fraction: float, seed: int) -> tuple[list[R
     """
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
-        groups.setdefault(_prompt_key(row), []).append(index)
+        groups.setdefault(prompt_key(row), []).append(index)
     if len(groups) < 2:
         raise UserError(
             f"data.eval_fraction: cannot hold rows out: all {len(rows)} usable rows have one prompt. "
@@ -361,7 +366,7 @@ def split_by_prompt(rows: list[Row], fraction: float, seed: int) -> tuple[list[R
     return sides
 
 
-def _prompt_key(row: Row) -> str:
+def prompt_key(row: Row) -> str:
     """What two rows share when one would give the other's answer away."""
     if "prompt" not in row and "messages" in row:
         # The opening, so that a conversation and its continuations stay together.
@@ -379,8 +384,8 @@ def _joined(messages: Iterable[Row]) -> str:
 
 
 def _warn_of_overlap(train: list[Row], held: list[Row], report: DataReport) -> None:
-    trained = {_prompt_key(row) for row in train}
-    shared = sum(_prompt_key(row) in trained for row in held)
+    trained = {prompt_key(row) for row in train}
+    shared = sum(prompt_key(row) in trained for row in held)
     if shared:
         report.warnings.append(
             f"{shared} of {len(held)} held-out rows have a prompt that is also trained on: "

@@ -63,6 +63,33 @@ def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: in
     return HeldOut(loss=total / max(count, 1), tokens=count, rows=len(rows))
 
 
+def greedy_answers(
+    model: Any, tokenizer: Any, prompts: Sequence[list[int]], *, max_new_tokens: int, batch_size: int
+) -> list[list[int]]:
+    """Greedy answers to prompts, all as token ids; each answer ends with its stop token, if it has one."""
+    import torch
+
+    from .tokenize_sft import stop_ids
+
+    stops = set(stop_ids(tokenizer))
+    found: list[list[int]] = []
+    with evaluating(model), torch.no_grad():
+        for start in range(0, len(prompts), batch_size):
+            batch = tokenizer.pad({"input_ids": prompts[start : start + batch_size]}, padding_side="left")
+            inputs = {n: torch.tensor(batch[n], device=model.device) for n in ("input_ids", "attention_mask")}
+            output = model.generate(
+                **inputs,
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                eos_token_id=sorted(stops),
+                pad_token_id=tokenizer.pad_token_id,
+            )
+            for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
+                end = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
+                found.append(ids[:end])
+    return found
+
+
 def sample_answers(
     model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, count: int, max_new_tokens: int
 ) -> list[Sample]:

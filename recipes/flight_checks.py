@@ -189,9 +189,8 @@ def _check_accumulation(trainer: Any, loader: Any) -> str:
         return "fewer than two rows"
     rows = [dataset[0], dataset[1]]
     both, parts = loader.collate_fn(rows), [loader.collate_fn([row]) for row in rows]
-    items = None
-    if "labels" in both and trainer.model_accepts_loss_kwargs:
-        items = sum((part["labels"][..., 1:] != -100).sum() for part in parts)
+    # Some heads shift their labels and some do not: the trainer knows what it counts.
+    items = trainer._get_num_items_in_batch(parts, trainer.args.device)
     with _no_dropout(trainer.model):
         whole = _gradients(trainer, [both], items)
         split = _gradients(trainer, parts, items)

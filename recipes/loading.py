@@ -2,7 +2,9 @@
 
 import difflib
 import importlib.resources
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from .errors import UserError
 from .schema import KINDS, Recipe, architecture_model, kind_in
 from .yaml_tree import (
     MAX_BYTES,
+    STAGE,
     Node,
     Place,
     Problem,
@@ -28,6 +31,8 @@ from .yaml_tree import (
 from .yaml_tree import Path as KeyPath
 
 _SUFFIXES = (".yaml", ".yml")
+# The name of a stage's file in a pipeline's folder: the order, and the stage's name.
+STAGE_FILE = re.compile(r"(\d+)-([^.]+)\.ya?ml")
 
 
 class RecipeError(UserError):
@@ -54,25 +59,69 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         RecipeError: all that is wrong, each with file, line and the full path of its key.
     """
     file = _find(str(path), "recipes")
+    read = read_recipe(file, [(text, text) for text in overrides], output_dir=f"runs/{file.stem}")
+    for where, value in stage_references(read.data):
+        text = f"names a stage ({value}), but {file.name} is read by itself: train its folder, or give a path"
+        read.problems.append(Problem(locate(read.root, where), dotted(where), text))
+    if read.problems or read.recipe is None:
+        raise RecipeError(in_order(read.problems, read.files))
+    return read.recipe
+
+
+@dataclass
+class ReadRecipe:
+    """A recipe as far as it can be read.
+
+    Attributes:
+        recipe: None if there are problems.
+        problems: all that is wrong, in the order it was found.
+        files: the recipe's file and all that it extends.
+        root, data: its keys, with and without the places they stand in.
+    """
+
+    recipe: Recipe | None
+    problems: list[Problem]
+    files: list[str]
+    root: Node = field(default_factory=lambda: Node({}, Place("")))
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def read_recipe(file: Path, overrides: Sequence[tuple[str, str]], *, output_dir: str) -> ReadRecipe:
+    """Read a recipe's file and check it by itself.
+
+    Args:
+        overrides: each as it is to be applied and as it was given.
+        output_dir: where the recipe names none.
+    """
     composer = _Composer()
     root = composer.compose(file, ())
     problems = composer.problems
     if root is None:
-        raise RecipeError(problems)
-    for text in overrides:
-        problems += apply_override(root, text, _dropped)
+        return ReadRecipe(None, problems, composer.files)
+    for text, given in overrides:
+        problems += apply_override(root, text, _dropped, given=given)
     data = plain(root)
     train = {} if data.get("train") is None else data["train"]
     if isinstance(train, dict) and train.get("output_dir") is None:
-        data["train"] = {**train, "output_dir": f"runs/{file.stem}"}
+        data["train"] = {**train, "output_dir": output_dir}
     recipe, faults = checks.check(data)
     problems += [Problem(locate(root, where), dotted(where), text) for where, text in faults]
     model = data.get("model")
     if isinstance(model, dict) and isinstance(preset := model.get("preset"), str):
         problems += _preset_problems(preset, locate(root, ("model", "preset")))
-    if problems or recipe is None:
-        raise RecipeError(_sorted(problems, composer.files))
-    return recipe
+    return ReadRecipe(None if problems else recipe, problems, composer.files, root, data)
+
+
+def stage_references(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Every `stage:NAME` in plain data, with the path of its key."""
+    if isinstance(value, str) and value.startswith(STAGE):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, child in value.items():
+            yield from stage_references(child, (*path, key))
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from stage_references(child, (*path, index))
 
 
 def load_preset(name: str | Path) -> dict[str, Any]:
@@ -98,40 +147,98 @@ def load_preset(name: str | Path) -> dict[str, Any]:
         faults = checks.explain(error, data, architecture_model())
         problems += [Problem(locate(root, where), dotted(where), text) for where, text in faults]
     if problems:
-        raise RecipeError(_sorted(problems, [_shown(file)]))
+        raise RecipeError(in_order(problems, [_shown(file)]))
     return data
 
 
 def shipped(folder: str) -> dict[str, Path]:
-    """The YAML files of the package's configs: name without suffix -> file. `folder` is `recipes` or `models`."""
-    root = Path(str(importlib.resources.files("anyformer.configs"))) / folder
-    files = sorted(file for file in root.rglob("*") if file.suffix in _SUFFIXES)
-    return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
+    """The YAML files of the package's configs that stand by themselves, so not those in a pipeline's folder.
+
+    Args:
+        folder: `recipes` or `models`.
+
+    Returns:
+        Name without suffix -> file.
+    """
+    inside = set(shipped_pipelines().values())
+    return {name: file for name, file in _shipped_files(folder).items() if file.parent not in inside}
+
+
+def shipped_pipelines() -> dict[str, Path]:
+    """The pipelines of the package's configs: name -> folder of stages."""
+    root, files = _shipped_root("recipes"), _shipped_files("recipes").values()
+    folders = {file.parent for file in files if STAGE_FILE.fullmatch(file.name)} - {root}
+    return {folder.relative_to(root).as_posix(): folder for folder in sorted(folders)}
+
+
+def stage_files(folder: Path) -> list[Path]:
+    """The files of a folder that are stages of a pipeline, by number."""
+    found = [(match, file) for file in sorted(folder.iterdir()) if (match := STAGE_FILE.fullmatch(file.name))]
+    return [file for match, file in sorted(found, key=lambda item: int(item[0][1]))]
+
+
+def find_pipeline(name: str) -> Path | None:
+    """The folder of stages that a name means: a folder with numbered files, or a shipped pipeline; None if neither.
+
+    Raises:
+        RecipeError: it cannot be looked into.
+    """
+    folder = Path(name).expanduser()
+    try:
+        if name.strip() and folder.is_dir() and stage_files(folder):
+            return folder
+        taken = name.strip() and folder.exists() and not folder.is_dir()
+    except (OSError, ValueError) as error:
+        raise RecipeError([Problem(Place(redact(name)), "", f"cannot be opened: {_reason(error)}")]) from None
+    return None if taken else shipped_pipelines().get(folder.as_posix().removeprefix("configs/recipes/"))
 
 
 def copy_shipped(name: str, target: Path) -> Path:
-    """Copy a shipped recipe or preset to a file, or into a folder under its own name; returns the file.
+    """Copy a shipped recipe or preset to a file, or into a folder under its own name; a pipeline to a new folder.
 
     What it extends stays where it is: a shipped recipe is found by its name from anywhere.
+
+    Returns:
+        What was written: the file, or the pipeline's folder.
 
     Raises:
         RecipeError: nothing of that name is shipped; names the near ones.
         UserError: the file exists, or cannot be written.
     """
-    known = {**shipped("models"), **shipped("recipes")}
+    pipelines = shipped_pipelines()
+    known = {**shipped("models"), **shipped("recipes"), **pipelines}
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"shipped: {', '.join(known)}"
         raise UserError(f"{name!r} is no shipped recipe or preset; {hint}")
+    if name in pipelines:
+        return _copy_pipeline(pipelines[name], target / Path(name).name if target.is_dir() else target)
     file = target / Path(name).with_suffix(".yaml").name if target.is_dir() else target
+    _copy(known[name], file)
+    return file
+
+
+def _copy_pipeline(source: Path, folder: Path) -> Path:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise UserError(f"{folder} exists already: nothing is overwritten") from None
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from error
+    for file in sorted(source.iterdir()):
+        if file.suffix in _SUFFIXES:
+            _copy(file, folder / file.name)
+    return folder
+
+
+def _copy(source: Path, file: Path) -> None:
     try:
         with file.open("x", encoding="utf-8") as stream:
-            stream.write(known[name].read_text(encoding="utf-8"))
+            stream.write(source.read_text(encoding="utf-8"))
     except FileExistsError:
         raise UserError(f"{file} exists already: nothing is overwritten") from None
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror}") from error
-    return file
 
 
 def describe(file: Path) -> str:
@@ -152,13 +259,24 @@ def _preset_problems(name: str, place: Place) -> Iterator[Problem]:
             yield problem if found else Problem(place, "model.preset", str(problem))
 
 
-def _sorted(problems: list[Problem], files: list[str]) -> list[Problem]:
+def in_order(problems: Sequence[Problem], files: Sequence[str]) -> list[Problem]:
+    """Each problem once, in the order of the files and lines."""
     order = {file: index for index, file in enumerate(files)}
     unique = list(dict.fromkeys(problems))
     return sorted(unique, key=lambda problem: (order.get(problem.place.file, len(order)), problem.place.line))
 
 
 # Files
+
+
+def _shipped_root(folder: str) -> Path:
+    return Path(str(importlib.resources.files("anyformer.configs"))) / folder
+
+
+def _shipped_files(folder: str) -> dict[str, Path]:
+    root = _shipped_root(folder)
+    files = sorted(file for file in root.rglob("*") if file.suffix in _SUFFIXES)
+    return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
 
 
 def _find(name: str, folder: str, beside: Path | None = None) -> Path:
@@ -173,19 +291,20 @@ def _find(name: str, folder: str, beside: Path | None = None) -> Path:
     try:
         if candidate is not None and candidate.exists() and not candidate.is_dir():
             return candidate
-        known = shipped(folder)
+        files = _shipped_files(folder)
         short = Path(name).as_posix().removeprefix(f"configs/{folder}/")
         short = short.removesuffix(".yaml").removesuffix(".yml")
-        if short in known:
-            return known[short]
+        if short in files:
+            return files[short]
         if candidate is not None and candidate.is_dir():
             inside = sorted(str(f) for f in candidate.iterdir() if f.suffix in _SUFFIXES)
-            hint = f"; in it: {', '.join(inside[:8])}" if inside else ""
+            hint = f"; in it: {', '.join(inside[:8])} (a pipeline's files are numbered: 1-NAME.yaml)" if inside else ""
             raise RecipeError([Problem(place, "", f"is a folder: name a {kind} file{hint}")])
+        known = [*shipped(folder), *(shipped_pipelines() if folder == "recipes" else ())]
         near = difflib.get_close_matches(short, known, n=3)
         if candidate is not None and candidate.parent.is_dir():
-            files = {f.name: str(f) for f in candidate.parent.iterdir() if f.suffix in _SUFFIXES}
-            near += [files[match] for match in difflib.get_close_matches(candidate.name, files, n=3)]
+            beside_it = {f.name: str(f) for f in candidate.parent.iterdir() if f.suffix in _SUFFIXES}
+            near += [beside_it[match] for match in difflib.get_close_matches(candidate.name, beside_it, n=3)]
     except (OSError, ValueError) as error:
         raise RecipeError([Problem(place, "", f"cannot be opened: {_reason(error)}")]) from None
     if "=" in name and beside is None:

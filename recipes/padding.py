@@ -1,6 +1,6 @@
 """Rows of one batch, padded on the right to the longest of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .tokenize_sft import IGNORE
@@ -14,6 +14,9 @@ def pad_rows(rows: Sequence[dict[str, Any]], pad_token_id: int) -> "dict[str, to
 
     Columns of numbers become [rows]. Columns of lists become [rows, longest]: `input_ids` are padded with the padding
     token, `labels` with -100, all others with 0. `attention_mask` is 1 on what was there.
+
+    The library's own collators make a mask only where the tokenizer says so, and pad labels on the tokenizer's side: on
+    the left, padding would come between the start token of a decoder and its first word.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
@@ -22,7 +25,18 @@ def pad_rows(rows: Sequence[dict[str, Any]], pad_token_id: int) -> "dict[str, to
     batch = {}
     for name, first in rows[0].items():
         values = [torch.as_tensor(row[name]) for row in rows]
-        lists = not isinstance(first, int)
+        lists = not isinstance(first, int | float)
         batch[name] = pad_sequence(values, True, fill.get(name, 0)) if lists else torch.stack(values)
     batch["attention_mask"] = pad_sequence([torch.ones(len(row["input_ids"]), dtype=torch.long) for row in rows], True)
     return batch
+
+
+def by_length(
+    rows: Sequence[dict[str, Any]], pad_token_id: int, size: int, device: Any
+) -> "Iterator[tuple[list[int], dict[str, torch.Tensor]]]":
+    """Padded batches of rows of like length, each with the places of its rows."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]["input_ids"]))
+    for start in range(0, len(order), size):
+        places = order[start : start + size]
+        batch = pad_rows([rows[index] for index in places], pad_token_id)
+        yield places, {name: tensor.to(device) for name, tensor in batch.items()}

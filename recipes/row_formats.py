@@ -52,6 +52,7 @@ class Shape(NamedTuple):
         optional: further columns that it uses.
         convert: raises `Unusable`.
         keeps_rest: the other columns stay in the row.
+        on_request: only taken where `data.format` asks for its format, because it leaves out what the row is about.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Shape(NamedTuple):
     optional: tuple[str, ...]
     convert: Callable[[Row], Row]
     keeps_rest: bool = False
+    on_request: bool = False
 
     def fits(self, row: Row) -> bool:
         return set(self.keys) <= row.keys()
@@ -261,6 +263,10 @@ def _split_prompt(chosen: list[Row], rejected: list[Row]) -> Row:
     return _pair(chosen[:shared], chosen[shared:], rejected[shared:])
 
 
+def _chosen(pair: Row) -> Row:
+    return {"prompt": pair["prompt"], "completion": pair["chosen"]}
+
+
 def _pair(prompt: Any, chosen: Any, rejected: Any) -> Row:
     if chosen == rejected:
         raise Unusable("chosen and rejected are the same")
@@ -342,6 +348,22 @@ SHAPES = (
         ("input", "system"),
         _from_alpaca,
     ),
+    Shape(
+        "the chosen answers of preference pairs",
+        "prompt-completion",
+        ("prompt", "chosen", "rejected"),
+        (),
+        lambda row: _chosen(_from_preference(row)),
+        on_request=True,
+    ),
+    Shape(
+        "the chosen answers of preference pairs, their shared messages taken as the prompt",
+        "prompt-completion",
+        ("chosen", "rejected"),
+        (),
+        lambda row: _chosen(_from_implicit_preference(row)),
+        on_request=True,
+    ),
     Shape("tokens and tags", "token-classification", ("tokens", "tags"), (), _from_token_classification),
     Shape("source and target", "source-target", ("source", "target"), (), _from_source_target),
     Shape("text and label", "classification", ("text", "label"), (), _from_classification),
@@ -350,8 +372,13 @@ SHAPES = (
 )
 
 
+CHOSEN_HINT = " as they are; data.format: prompt-completion takes the chosen answers alone"
+
+
 def hint(row: Row, formats: Collection[str]) -> str:
     """What would make a row usable that fits no shape, or ""."""
+    if {"chosen", "rejected"} <= row.keys() and "prompt-completion" in formats:
+        return f"is preference pairs, which the objective cannot use{CHOSEN_HINT}"
     value = row.get("translation")
     if isinstance(value, dict) and "source-target" in formats:
         return (

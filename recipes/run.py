@@ -4,6 +4,8 @@ import copy
 import errno
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from .adapters.saved import SOFT_PROMPTS
 from .console import make_console, show_next, show_plan, show_result
 from .errors import UserError
 from .models import hub_id
-from .run_folder import ADAPTER, RunFolder
+from .run_folder import ADAPTER, RunFolder, holds_last_step
 from .schema import OBJECTIVES, Recipe
 
 if TYPE_CHECKING:
@@ -52,7 +54,13 @@ class Prepared:
 
 
 def run_recipe(
-    recipe: Recipe, *, resume: bool = False, overwrite: bool = False, dry_run: bool = False, check: bool = False
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    check: bool = False,
+    next_steps: bool = True,
 ) -> Path:
     """Run a recipe and return the run folder.
 
@@ -61,25 +69,19 @@ def run_recipe(
         overwrite: replace a run that the folder holds.
         dry_run: stop after the plan; nothing is written and no weight is loaded.
         check: make the costly checks of `flight_checks` too, before the first step.
+        next_steps: end with the commands that a finished run leads to.
 
     Raises:
         UserError: whatever the user can mend; found before training wherever the facts allow.
     """
-    import torch
-
-    from ..modeling.interop import ConversionError
-
     console = make_console(recipe)
     folder = RunFolder(Path(recipe.train["output_dir"]).expanduser())
     check_base_can_be_named(recipe)
-    _check_inputs_survive(recipe, folder.path)
+    check_inputs_survive(recipe, folder.path)
     if not dry_run:
         folder.check(recipe.to_yaml(), resume=resume, overwrite=overwrite)
-        if recipe.hub is not None:
-            from .hub import check_push
-
-            check_push(recipe.hub.repo, private=recipe.hub.private, revision=recipe.hub.revision)
-    try:
+        check_repository(recipe)
+    with faults_told():
         prepared = prepare(recipe)
         show_plan(console, prepared)
         if dry_run:
@@ -87,7 +89,23 @@ def run_recipe(
             return folder.path
         # Only now is an earlier run replaced: all that can be refused beforehand has not been.
         folder.open(recipe.to_yaml(), resume=resume)
-        _Run(recipe, prepared, folder, console).execute(resume=resume, check=check)
+        _Run(recipe, prepared, folder, console, next_steps=next_steps).execute(resume=resume, check=check)
+    return folder.path
+
+
+@contextmanager
+def faults_told() -> Iterator[None]:
+    """Faults of a model or of the machine in the user's terms.
+
+    Raises:
+        UserError: a model that cannot be converted, or a device without room.
+    """
+    import torch
+
+    from ..modeling.interop import ConversionError
+
+    try:
+        yield
     except ConversionError as error:
         raise UserError(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -95,11 +113,13 @@ def run_recipe(
             "the memory of the device is full. Lower train.per_device_train_batch_size or train.max_length, or set "
             "train.gradient_checkpointing: true"
         ) from error
-    return folder.path
 
 
-def prepare(recipe: Recipe) -> Prepared:
+def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepared:
     """Read the data, tokenise it, and plan the run.
+
+    Args:
+        opened: what `model_of` gave, where it has been asked already; it is not changed.
 
     Raises:
         UserError: data, tokenizer, config or adapter that cannot be used, or nothing that would be learned.
@@ -116,7 +136,7 @@ def prepare(recipe: Recipe) -> Prepared:
     require_available(recipe.model.quantization)
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
     arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
-    config, tokenizer, rows = _model_of(recipe, entry.shapes)
+    config, tokenizer, rows = copy.deepcopy(opened) if opened else model_of(recipe, entry.shapes)
     kind = objective_class(recipe.objective.kind, config.architecture)
     objective = kind(recipe, arguments, config, tokenizer)
     _check_soft_prompt(recipe, objective)
@@ -143,7 +163,7 @@ def prepare(recipe: Recipe) -> Prepared:
     return Prepared(objective, tokenizer, splits, train, held_out, arguments, config, plan, adapter, rows, lines)
 
 
-def _model_of(recipe: Recipe, shapes: tuple[str, ...]) -> tuple[Any, Any, int]:
+def model_of(recipe: Recipe, shapes: tuple[str, ...]) -> tuple[Any, Any, int]:
     """Config and tokenizer, and the rows of the embedding that the adapter's folder asks for."""
     from .adapters import BadAdapterError, rows_needed
     from .models import config_and_tokenizer
@@ -183,10 +203,12 @@ def _check_soft_prompt(recipe: Recipe, objective: "Objective") -> None:
 class _Run:
     """One run after its plan: from loading the weights to the last line printed."""
 
-    def __init__(self, recipe: Recipe, prepared: Prepared, folder: RunFolder, console: "Console") -> None:
+    def __init__(
+        self, recipe: Recipe, prepared: Prepared, folder: RunFolder, console: "Console", *, next_steps: bool
+    ) -> None:
         self.recipe, self.prepared, self.folder, self.console = recipe, prepared, folder, console
         self.objective, self.tokenizer = prepared.objective, prepared.tokenizer
-        self.started = time.monotonic()
+        self.started, self.next_steps = time.monotonic(), next_steps
 
     def execute(self, *, resume: bool, check: bool) -> None:
         model = self.goes_on_from(self.load())
@@ -215,8 +237,9 @@ class _Run:
         self.folder.update_metrics(finished=True)
         show_result(self.console, self.folder, metrics, self.objective.remarks(metrics))
         self.push()
-        can_chat = self.objective.head == "causal_lm" and bool(self.tokenizer.chat_template)
-        show_next(self.console, self.folder, chat=can_chat, pushed=self.recipe.hub is not None)
+        if self.next_steps:
+            can_chat = self.objective.head == "causal_lm" and bool(self.tokenizer.chat_template)
+            show_next(self.console, self.folder, chat=can_chat, pushed=self.recipe.hub is not None)
 
     def load(self, *, verify: bool = True) -> Any:
         """The weights as they are at their place, under the objective's head; an import is compared with the stock
@@ -302,6 +325,7 @@ class _Run:
         """The trainer after training, and its result."""
         from .adapters import Watch, check_weights, use_lora_plus
         from .flight_checks import FlightChecks, thorough_checks
+        from .objectives.trainers import take_over
         from .report import check_finite
 
         held_out = self.prepared.held_out.dataset if self.prepared.held_out else None
@@ -318,7 +342,10 @@ class _Run:
         for broken, part in self.folder.broken_checkpoints if resume else ():
             self.warn(f"{broken.name} is passed over: {part}")
         try:
-            result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            if checkpoint and holds_last_step(checkpoint):
+                result = take_over(trainer, checkpoint)
+            else:
+                result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except KeyboardInterrupt:
             if saved := self.folder.checkpoints:
                 self.console.print(f"\nStopped. The same command with --resume goes on from {saved[-1].name}.")
@@ -460,7 +487,7 @@ def _seed(seed: int) -> None:
     set_seed(seed)
 
 
-def _check_inputs_survive(recipe: Recipe, folder: Path) -> None:
+def check_inputs_survive(recipe: Recipe, folder: Path) -> None:
     """Raises:
     UserError: what the run reads lies in the folder that it writes.
     """
@@ -469,6 +496,16 @@ def _check_inputs_survive(recipe: Recipe, folder: Path) -> None:
     for name in [recipe.model.path, recipe.model.tokenizer, recipe.adapter.path, *names]:
         if name and Path(name).exists() and Path(name).resolve().is_relative_to(folder.resolve()):
             raise UserError(f"train.output_dir {folder} holds {name}, which the run reads: choose another folder")
+
+
+def check_repository(recipe: Recipe) -> None:
+    """Raises:
+    UserError: the result cannot be pushed where the recipe says.
+    """
+    if recipe.hub is not None:
+        from .hub import check_push
+
+        check_push(recipe.hub.repo, private=recipe.hub.private, revision=recipe.hub.revision)
 
 
 def _is_full_disk(error: BaseException) -> bool:

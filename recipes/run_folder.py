@@ -31,6 +31,34 @@ RESUMABLE = {
 }
 
 
+class Record:
+    """A JSON file of values that are added to as they become known."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All of them; nothing where there is no file.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        try:
+            return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
+        except ValueError as error:
+            raise UserError(
+                f"{self.path} is damaged ({error}): remove it, or give --overwrite to start again"
+            ) from error
+
+    def update(self, **values: Any) -> dict[str, Any]:
+        """Add values and return all of them."""
+        known = self.values | values
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.path, json.dumps(known, indent=2, ensure_ascii=False) + "\n")
+        return known
+
+
 class RunFolder:
     """Reads and writes what a run keeps; nothing of an earlier run is lost unless the user says so."""
 
@@ -54,11 +82,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        path = self.path / METRICS
-        try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}): remove it, or give --overwrite to start again") from error
+        return Record(self.path / METRICS).values
 
     @property
     def finished(self) -> bool:
@@ -82,7 +106,7 @@ class RunFolder:
             raise UserError(f"{self.path} is a file; train.output_dir must be a folder")
         if resume:
             self._require_resumable(recipe_yaml)
-        elif not self._empty:
+        elif not self.empty:
             self._require_replaceable(overwrite)
 
     def open(self, recipe_yaml: str, *, resume: bool) -> None:
@@ -92,16 +116,21 @@ class RunFolder:
             UserError: the folder cannot be written.
         """
         try:
-            if not resume and (self.path / MARKER).is_file():
-                shutil.rmtree(self.path.resolve())
+            if not resume:
+                self.clear()
             self.path.resolve().mkdir(parents=True, exist_ok=True)
             (self.path / MARKER).touch()
             write_text(self.path / RECIPE, recipe_yaml)
         except OSError as error:
             raise UserError(f"train.output_dir {self.path} cannot be written: {error.strerror}") from error
 
+    def clear(self) -> None:
+        """Remove the run, where the folder holds one; a link to the folder stays."""
+        if (self.path / MARKER).is_file():
+            shutil.rmtree(self.path.resolve())
+
     @property
-    def _empty(self) -> bool:
+    def empty(self) -> bool:
         """Nothing in it, or only what a run writes before it trains."""
         names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
         return not names or (MARKER in names and names <= {MARKER, RECIPE, METRICS} and not self.finished)
@@ -110,7 +139,7 @@ class RunFolder:
         if self.finished:
             raise UserError(f"{self.path} holds a finished run: there is nothing to resume")
         stored = self.path / RECIPE
-        if stored.is_file() and (changed := _changed_training(stored.read_text(encoding="utf-8"), recipe_yaml)):
+        if stored.is_file() and (changed := changed_training(stored.read_text(encoding="utf-8"), recipe_yaml)):
             raise UserError(
                 f"the recipe differs from the one {self.path} was started with, in {', '.join(changed)}: a resumed "
                 "run must train the same thing. Restore these values, or start another run with train.output_dir=…"
@@ -137,12 +166,10 @@ class RunFolder:
 
     def update_metrics(self, **values: Any) -> dict[str, Any]:
         """Add to metrics.json and return all of it."""
-        metrics = self.metrics | values
-        write_text(self.path / METRICS, json.dumps(metrics, indent=2, ensure_ascii=False) + "\n")
-        return metrics
+        return Record(self.path / METRICS).update(**values)
 
 
-def _changed_training(stored: str, given: str) -> list[str]:
+def changed_training(stored: str, given: str) -> list[str]:
     """What decides what is trained and differs between two resolved recipes."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -176,6 +203,12 @@ def missing_part(checkpoint: Path) -> str:
     except (OSError, SafetensorError):
         return f"{path.name} is damaged"
     return "" if weights else "the weights are missing"
+
+
+def holds_last_step(checkpoint: Path) -> bool:
+    """Whether nothing is left to train after a complete checkpoint."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    return state["global_step"] >= state["max_steps"] > 0
 
 
 def write_text(path: Path, text: str) -> None:

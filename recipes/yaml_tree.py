@@ -18,6 +18,8 @@ from ruamel.yaml.reader import ReaderError
 # A user access token of the Hub, which must never be shown or stored.
 TOKEN = re.compile(r"(?<![A-Za-z0-9_])hf_[A-Za-z0-9]{16,}(?![A-Za-z0-9_])")
 
+# Before the name of a pipeline's stage: what that stage makes, see `stages`.
+STAGE = "stage:"
 MAX_BYTES = 256 * 1024  # a recipe is a page or two; beyond this, the file is something else
 _MAX_NODES = 20_000
 _TAG = "tag:yaml.org,2002:"
@@ -270,9 +272,15 @@ def merge(parent: Node, child: Node, drop: Callable[[Path, Node, Node], set[str]
     return Node(result, child.place)
 
 
-def apply_override(root: Node, text: str, drop: Callable[[Path, Node, Node], set[str]]) -> list[Problem]:
-    """Change a tree as `a.b=c`, `a.list.0=c` or `~a.b` says; returns what is wrong with the override."""
-    place = Place(f"override {redact(text)!r}")
+def apply_override(
+    root: Node, text: str, drop: Callable[[Path, Node, Node], set[str]], *, given: str | None = None
+) -> list[Problem]:
+    """Change a tree as `a.b=c`, `a.list.0=c` or `~a.b` says; returns what is wrong with the override.
+
+    Args:
+        given: what messages quote; default: `text`.
+    """
+    place = Place(f"override {redact(given or text)!r}")
     if text.startswith("~"):
         return _remove(root, text[1:], place)
     name, equals, value = text.partition("=")

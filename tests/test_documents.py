@@ -18,7 +18,8 @@ import pytest
 from hub.conftest import Hub, hub  # noqa: F401  the fixture, which lives in another folder
 
 from anyformer import AnyformerConfig
-from anyformer.recipes.loading import load_preset, load_recipe
+from anyformer.recipes.loading import load_preset, load_recipe, shipped, shipped_pipelines
+from anyformer.recipes.stages import load_pipeline
 from anyformer.scripts.cli import VERBS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,10 +88,19 @@ def inline_code(document: Path) -> list[str]:
 # The shipped files.
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "configs/recipes").rglob("*.yaml")), ids=lambda f: f.stem)
-def test_a_shipped_recipe_loads(file):
-    recipe = load_recipe(file)
+@pytest.mark.parametrize("name", shipped("recipes"))
+def test_a_shipped_recipe_loads(name):
+    recipe = load_recipe(name)
     assert recipe.model.path or recipe.model.preset
+
+
+@pytest.mark.parametrize("name", shipped_pipelines())
+def test_a_shipped_pipeline_loads(name):
+    assert len(load_pipeline(name).stages) >= 2
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs/recipes").rglob("*.yaml")), ids=lambda f: f.stem)
+def test_a_shipped_recipe_says_what_it_is(file):
     # The first comment is what `anyformer list` shows.
     assert file.read_text(encoding="utf-8").startswith("# ")
 

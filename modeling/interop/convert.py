@@ -301,9 +301,14 @@ def compare_logits(model: PreTrainedModel, stock: PreTrainedModel, input_ids: to
     for row, (count, start) in enumerate(zip(lengths, (0, length // 3, length // 2), strict=True)):
         batch[row, -count:] = input_ids[start : start + count]
         mask[row, -count:] = 1
-    difference = outputs_of(model, batch, mask) - outputs_of(stock, batch, mask)
-    padded = (difference * mask[..., None]).abs().max().item()
-    return LogitComparison(plain, padded, length, theirs.abs().max().item(), model.dtype)
+    padded_ours = outputs_of(model, batch, mask)
+    if padded_ours.dim() == 2:
+        # Of a classifier of texts: stock ones that read the first token read padding there, so theirs get none.
+        rows = [row[real][None] for row, real in zip(batch, mask.bool(), strict=True)]
+        difference = padded_ours - torch.cat([outputs_of(stock, row, torch.ones_like(row)) for row in rows])
+    else:
+        difference = (padded_ours - outputs_of(stock, batch, mask)) * mask[..., None]
+    return LogitComparison(plain, difference.abs().max().item(), length, theirs.abs().max().item(), model.dtype)
 
 
 @torch.no_grad()

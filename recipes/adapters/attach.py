@@ -121,6 +121,10 @@ def attach(model: Any, config: "PeftConfig") -> Any:
     from peft import get_peft_model
 
     check_targets(model, config)
+    targets: Any = config
+    if targets.task_type == "TOKEN_CLS" and getattr(targets, "target_modules", None) == "all-linear":
+        # The new last layer is trained whole; of a classifier of texts PEFT knows that by itself.
+        targets.exclude_modules = targets.exclude_modules or ["score"]
     try:
         return get_peft_model(model, config)
     except (ValueError, RuntimeError, IndexError, AttributeError, ImportError, TypeError) as error:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..yaml_tree import STAGE
 from . import saved
 
 Fault = tuple[tuple[int | str, ...], str]
@@ -41,6 +42,8 @@ def across_adapter(sections: dict[str, dict[str, Any]], kind: str, fields: Itera
 def _continued(adapter: dict[str, Any], kind: str, fields: Iterable[str]) -> Iterator[Fault]:
     """The folder's own config decides; what the recipe repeats must agree with it."""
     path = adapter["path"]
+    if path.startswith(STAGE):  # not made yet, see `stages`
+        return
     try:
         found, held = saved.kind_of_saved(path), saved.read_config(path)
     except saved.BadAdapterError as error:

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..batches import Batcher
 from ..errors import UserError
+from ..padding import by_length, pad_rows
 from .base import Objective, Row
 from .trainers import check_best_metric, library_trainer
 
@@ -130,7 +131,7 @@ class Labelled(Objective):
             train_dataset=train,
             eval_dataset=held_out,
             processing_class=self.tokenizer,
-            data_collator=Batcher(self.tokenizer.pad_token_id),
+            data_collator=partial(pad_rows, pad_token_id=self.tokenizer.pad_token_id),
             compute_metrics=self.evaluated,
             preprocess_logits_for_metrics=self.kept,
         )
@@ -157,10 +158,10 @@ class Labelled(Objective):
         from ..evaluation import evaluating
 
         rows = [dict(row) for row in dataset]
-        batcher, size = Batcher(self.tokenizer.pad_token_id), self.recipe.eval.batch_size
+        pad, size = self.tokenizer.pad_token_id, self.recipe.eval.batch_size
         found: list[Any] = [None] * len(rows)
         with evaluating(model), torch.no_grad():
-            for places, batch in batcher.by_length(rows, size, model.device):
+            for places, batch in by_length(rows, pad, size, model.device):
                 batch.pop("labels", None)
                 logits = model(**batch, use_cache=False).logits.float().cpu()
                 for place, row in zip(places, logits, strict=True):

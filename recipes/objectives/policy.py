@@ -86,30 +86,15 @@ class PolicyOptimisation(Objective):
 
     def answers(self, model: Any, rows: Sequence[Row]) -> list[list[int]]:
         """Greedy answers as token ids, each up to its stop token."""
-        import torch
+        from ..evaluation import greedy_answers
 
-        from ..evaluation import evaluating
-        from ..tokenize_sft import stop_ids
-
-        stops = set(stop_ids(self.tokenizer))
-        prompts = [encode_prompt(row["prompt"], self.tokenizer) for row in rows]
-        found: list[list[int]] = []
-        size = self.recipe.eval.batch_size
-        with evaluating(model), torch.no_grad():
-            for start in range(0, len(prompts), size):
-                batch = self.tokenizer.pad({"input_ids": prompts[start : start + size]}, padding_side="left")
-                inputs = {n: torch.tensor(batch[n], device=model.device) for n in ("input_ids", "attention_mask")}
-                output = model.generate(
-                    **inputs,
-                    max_new_tokens=self.arguments.max_completion_length,
-                    do_sample=False,
-                    eos_token_id=sorted(stops),
-                    pad_token_id=self.tokenizer.pad_token_id,
-                )
-                for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
-                    end = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
-                    found.append(ids[:end])
-        return found
+        return greedy_answers(
+            model,
+            self.tokenizer,
+            [encode_prompt(row["prompt"], self.tokenizer) for row in rows],
+            max_new_tokens=self.arguments.max_completion_length,
+            batch_size=self.recipe.eval.batch_size,
+        )
 
     def scores(self, rows: Sequence[Row], texts: list[str]) -> list[float]:
         """The weighted sum of the rewards for each answer."""

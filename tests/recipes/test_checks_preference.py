@@ -61,6 +61,7 @@ ACCEPTED = [
     ("dpo", "train.loss_type=[sigmoid, sft]", "train.loss_weights=[1.0, 0.2]"),
     ("dpo", "train.loss_type=robust", "train.label_smoothing=0.1"),
     ("dpo", "train.f_divergence_type=js_divergence", "train.ld_alpha=0.5"),
+    ("dpo", "train.sync_ref_model=true", "adapter={kind: freeze, train: [norms]}"),
     ("dpo", "adapter={kind: lora, init_lora_weights: gaussian, lora_dropout: 0.1}"),
     ("kto", "train.loss_type=apo_zero_unpaired", "train.train_sampling_strategy=group_by_length"),
     ("simpo", "train.beta=2.5", "train.simpo_gamma=1.4", "train.alpha=0.1"),

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import transformers
 from labelled import SHAPES, built, first_batch, metrics_of, write_recipe
 from torch.nn import functional as F
-from transformers import pipeline
 
+from anyformer.recipes.byte_tokenizer import byte_tokenizer
+from anyformer.recipes.conversion import export_checkpoint
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.run import prepare, run_recipe
 
@@ -144,6 +146,29 @@ def test_a_classifier_keeps_its_own_classes_or_is_refused(recipe, tmp_path):
         prepare(write_recipe(tmp_path, "classify", other)(*again))
 
 
+@pytest.mark.parametrize("family", ["Bert", "Llama"])
+def test_a_stock_classifier_goes_on_and_is_exported_again(recipe, tmp_path, family):
+    torch.manual_seed(0)
+    names = {"id2label": {0: "stone", 1: "fruit", 2: "animal"}, "label2id": {"stone": 0, "fruit": 1, "animal": 2}}
+    sizes = {"vocab_size": 260, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    config = getattr(transformers, f"{family}Config")(**sizes, **names, num_hidden_layers=2, pad_token_id=0)
+    stock = getattr(transformers, f"{family}ForSequenceClassification")
+    stock(config).save_pretrained(tmp_path / "stock")
+    byte_tokenizer().save_pretrained(tmp_path / "stock")
+    folder = run_recipe(recipe("~model.preset", f"model.path={tmp_path / 'stock'}", "model.tokenizer=null"))
+    metrics = metrics_of(folder)
+    assert max(metrics["import_check"].values()) <= 1e-5
+    assert metrics["after"]["loss"] < metrics["before"]["loss"]
+    list(export_checkpoint(str(folder), tmp_path / "exported"))
+    answers = [
+        transformers.pipeline("text-classification", model=str(where))(["a cow", "stone q"])
+        for where in (folder, tmp_path / "exported")
+    ]
+    assert type(stock.from_pretrained(tmp_path / "exported")).__name__ == f"{family}ForSequenceClassification"
+    for ours, theirs in zip(*answers, strict=True):
+        assert ours["label"] == theirs["label"] and ours["score"] == pytest.approx(theirs["score"], abs=1e-5)
+
+
 # Rows
 
 
@@ -168,8 +193,9 @@ def test_a_limit_beyond_the_positions_is_refused(recipe):
 def test_a_run_beats_the_majority_and_opens_as_a_pipeline(tmp_path, shape, capsys):
     recipe = write_recipe(tmp_path, "classify", ROWS, shape=shape)
     evaluating = ("train.eval_strategy=steps", "train.eval_steps=30", "train.max_steps=90")
-    folder = run_recipe(recipe(*evaluating, "train.gradient_accumulation_steps=2"))
+    folder = run_recipe(recipe(*evaluating, "train.gradient_accumulation_steps=2"), check=True)
     metrics = metrics_of(folder)
+    assert metrics["checks"]["accumulated gradients equal those of one batch"] == "passed"
     before, after = metrics["before"], metrics["after"]
     assert after["accuracy"] > max(before["accuracy"], after["majority_share"]) + 0.2
     assert after["loss"] < before["loss"] - 0.2
@@ -178,7 +204,7 @@ def test_a_run_beats_the_majority_and_opens_as_a_pipeline(tmp_path, shape, capsy
     assert seen[-1]["eval_accuracy"] == pytest.approx(after["accuracy"])
     assert seen[-1]["eval_macro_f1"] == pytest.approx(after["macro_f1"])
     assert seen[-1]["eval_loss"] == pytest.approx(after["loss"], abs=1e-5)
-    answers = pipeline("text-classification", model=str(folder))(["a cow z", "an old plum"])
+    answers = transformers.pipeline("text-classification", model=str(folder))(["a cow z", "an old plum"])
     assert {answer["label"] for answer in answers} <= {"animal", "fruit", "stone"}
     assert metrics["samples_after"][0]["answer"].split(" (")[0] in ("animal", "fruit", "stone")
     output = capsys.readouterr().out
@@ -221,8 +247,9 @@ def test_a_run_of_several_labels(tmp_path):
     rows = [{"text": row["text"], "label": [row["label"]] + ["z"] * ("z" in row["text"])} for row in ROWS]
     recipe = write_recipe(tmp_path, "classify", rows)
     options = ("train.eval_strategy=steps", "train.eval_steps=60", "train.max_steps=60")
-    folder = run_recipe(recipe("objective.problem=multi-label", *options))
+    folder = run_recipe(recipe("objective.problem=multi-label", *options), check=True)
     metrics = metrics_of(folder)
+    assert metrics["checks"]["accumulated gradients equal those of one batch"] == "passed"
     assert metrics["after"]["micro_f1"] > max(metrics["before"]["micro_f1"], 0.6)
     assert metrics["history"][-2]["eval_micro_f1"] == pytest.approx(metrics["after"]["micro_f1"])
 

@@ -96,7 +96,7 @@ FAULTS = [
     ),
     (
         recipe_text("bert-base", "{kind: mlm}") + "train: {remove_unused_columns: true}",
-        "train.remove_unused_columns: is decided by the objective",
+        "train.remove_unused_columns: is set by the suite",
     ),
 ]
 

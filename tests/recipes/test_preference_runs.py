@@ -1,6 +1,7 @@
 """Whole runs on preferences: better on held-out rows, saved, opened again, resumed bit for bit."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -122,6 +123,23 @@ def test_resume_is_bit_equal(recipe, tmp_path, monkeypatch, kind, adapter):
     assert expected.keys() == got.keys()
     assert all(torch.equal(expected[name], got[name]) for name in expected)
     assert metrics_of(resumed)["after"] == metrics_of(whole)["after"]
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_an_adapter_is_trained_further_from_where_it_stood(recipe, tmp_path, kind):
+    """Its start is the reference, before and after a resume; no copy of it is left behind."""
+    first = run_recipe(recipe("orpo", f"train.output_dir={tmp_path / 'first'}", "train.max_steps=8"))
+    further = (f"adapter={{path: {first / 'adapter'}}}", "train.save_steps=4", "train.max_steps=8")
+    folder = run_recipe(recipe(kind, *further))
+    metrics = metrics_of(folder)
+    assert metrics["before"]["margin"] == 0.0 and metrics["after"]["loss"] < metrics["before"]["loss"] - 0.02
+    start, end = (load_file(f / "adapter" / "adapter_model.safetensors") for f in (first, folder))
+    assert start.keys() == end.keys() and not any(torch.equal(start[n], end[n]) for n in start if "lora_B" in n)
+    assert not list(folder.rglob("ref"))
+    (folder / "metrics.json").write_text(json.dumps({"before": metrics["before"]}), encoding="utf-8")
+    shutil.rmtree(folder / "checkpoint-8")
+    again = load_file(run_recipe(recipe(kind, *further), resume=True) / "adapter" / "adapter_model.safetensors")
+    assert all(torch.equal(end[name], again[name]) for name in end)
 
 
 def test_the_plan_counts_a_frozen_reference(recipe, capsys):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from anyformer.recipes.arguments import training_arguments
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
-from anyformer.recipes.objectives.trainers import plain_trainer
+from anyformer.recipes.objectives.trainers import library_trainer
 from anyformer.recipes.padding import pad_rows
 from anyformer.recipes.run import run_recipe
 from anyformer.recipes.tokenize_lm import tokenize_documents
@@ -118,10 +118,11 @@ def test_a_padded_batch_of_packed_rows_is_its_documents_one_by_one(tiny, tokeniz
 
 def trainer_for(model, rows, tokenizer, folder, **train):
     train = {"output_dir": str(folder), "use_cpu": True, "bf16": False, "save_strategy": "no"} | train
-    return plain_trainer(
+    return library_trainer(
+        Trainer,
         model,
         training_arguments(ARGUMENTS, train),
-        None,
+        adapter=None,
         train_dataset=Dataset.from_list(rows),
         eval_dataset=None,
         data_collator=partial(pad_rows, pad_token_id=tokenizer.pad_token_id),

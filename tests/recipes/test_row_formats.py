@@ -394,14 +394,28 @@ def test_an_objective_takes_what_it_accepts(write):
     pairs_only = write("pairs.jsonl", [PAIR])
     with pytest.raises(
         UserError,
-        match=r"pairs\.jsonl, line 1: is preference pairs, which the objective cannot use: found the keys prompt, "
-        r"chosen, rejected; expected messages; or conversations; or prompt and completion; or .*text",
+        match=r"pairs\.jsonl, line 1: is preference pairs, which the objective cannot use as they are; data\.format: "
+        r"prompt-completion takes the chosen answers alone",
     ):
         rows_of(pairs_only, accepts=SFT)
+    with pytest.raises(UserError, match=r"is preference pairs, which the objective cannot use: .*; expected text \("):
+        rows_of(pairs_only, accepts=["text"])
     with pytest.raises(
         UserError, match=r"data\.format: the objective cannot use preference, but messages, prompt-completion or text"
     ):
         rows_of(pairs_only, accepts=SFT, format="preference")
+
+
+def test_chosen_answers_are_taken_where_that_is_asked_for(write):
+    path = write("pairs.jsonl", [PAIR | {"margin": 1.0}])
+    taken = {"prompt": PAIR["prompt"], "completion": PAIR["chosen"]}
+    assert rows_of(path, accepts=SFT, format="prompt-completion") == [taken]
+    path = write("hh.jsonl", [{"chosen": CHAT, "rejected": [*ASK, *WORSE]}])
+    assert rows_of(path, format="prompt-completion") == [{"prompt": ASK, "completion": ANSWER}]
+    both = write("both.jsonl", [PAIR | {"completion": "mine"}])
+    assert rows_of(both, format="prompt-completion") == [{"prompt": PAIR["prompt"], "completion": "mine"}]
+    with pytest.raises(UserError, match="chosen and rejected are the same"):
+        rows_of(write("same.jsonl", [PAIR | {"rejected": PAIR["chosen"]}]), format="prompt-completion")
 
 
 def test_unwanted_completions_are_not_trained_on_unasked(write):

@@ -108,6 +108,33 @@ def test_resume_is_bit_equal(recipe, tmp_path, monkeypatch, adapter, packing):
     assert metrics_of(resumed)["before"] == metrics_of(whole)["before"]
 
 
+@pytest.mark.parametrize("adapter", ["{kind: lora, r: 4}", "{kind: none}"], ids=["lora", "full"])
+def test_stopped_after_the_last_step_nothing_more_is_trained(recipe, tmp_path, monkeypatch, adapter):
+    """As when the measures after training are cut short; the learning rate is not 0 at the end here."""
+    from anyformer.recipes.run import _Run
+
+    common = (f"adapter={adapter}", "train.max_steps=4", "train.save_steps=2", "train.lr_scheduler_type=constant")
+    common += ("train.learning_rate=1e-3", "eval.samples=0")
+    whole = run_recipe(recipe(*common, f"train.output_dir={tmp_path / 'whole'}"))
+    halted = recipe(*common, f"train.output_dir={tmp_path / 'halted'}")
+
+    def halt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Run, "detach", halt)
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(halted)
+    resumed = run_recipe(halted, resume=True)
+    expected, got = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    metrics = [metrics_of(folder) for folder in (whole, resumed)]
+    assert metrics[0]["after"] == metrics[1]["after"]
+    assert [entry["loss"] for entry in metrics[0]["history"] if "loss" in entry] == [
+        entry["loss"] for entry in metrics[1]["history"] if "loss" in entry
+    ]
+
+
 def test_the_seed_decides(recipe, tmp_path):
     def weights(name, seed):
         folder = run_recipe(

@@ -5,11 +5,14 @@ import random
 import pytest
 import torch
 from labelled import built, first_batch, metrics_of, write_recipe
+from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from anyformer.recipes.batches import Batcher
+from anyformer.recipes.byte_tokenizer import byte_tokenizer
 from anyformer.recipes.errors import UserError
+from anyformer.recipes.padding import pad_rows
+from anyformer.recipes.progress import TrainingProgress
 from anyformer.recipes.run import prepare, run_recipe
 
 EOS, BOS, PAD = 2, 1, 0
@@ -104,7 +107,7 @@ def test_long_rows_are_dropped_or_cut(recipe, tmp_path):
 
 
 def test_padding_comes_behind_on_both_sides():
-    batch = Batcher(9)([{"input_ids": [5], "labels": [7, 8]}, {"input_ids": [5, 6], "labels": [7]}])
+    batch = pad_rows([{"input_ids": [5], "labels": [7, 8]}, {"input_ids": [5, 6], "labels": [7]}], 9)
     assert batch["input_ids"].tolist() == [[5, 9], [5, 6]] and batch["attention_mask"].tolist() == [[1, 0], [1, 1]]
     assert batch["labels"].tolist() == [[7, 8], [7, -100]]
 
@@ -186,8 +189,9 @@ def test_figures_of_answers(recipe):
 def test_a_run_learns_and_its_evaluation_agrees(recipe, smoothing):
     evaluating = ("train.eval_strategy=steps", "train.eval_steps=60", "train.predict_with_generate=true")
     run = ("train.max_steps=60", f"train.label_smoothing_factor={smoothing}", "train.per_device_eval_batch_size=7")
-    folder = run_recipe(recipe(*evaluating, *run, "model.config.hidden_dropout=0"))
+    folder = run_recipe(recipe(*evaluating, *run, "model.config.hidden_dropout=0"), check=True)
     metrics = metrics_of(folder)
+    assert metrics["checks"]["accumulated gradients equal those of one batch"] == "passed"
     before, after = metrics["before"], metrics["after"]
     assert after["loss"] < before["loss"] - 1 and after["exact_match"] > 0.6 > before["exact_match"]
     assert after["character_error_rate"] < 0.4
@@ -212,6 +216,37 @@ def test_an_adapter_of_an_encoder_decoder(recipe, tmp_path):
     assert metrics["after"]["loss"] < metrics["before"]["loss"]
 
 
+def test_a_stock_checkpoint_goes_on_with_its_own_start_token(recipe, tmp_path):
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=260, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=3)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    byte_tokenizer().save_pretrained(tmp_path / "t5")
+    metrics = metrics_of(run_recipe(recipe("~model.preset", f"model.path={tmp_path / 't5'}", "model.tokenizer=null")))
+    assert metrics["import_check"]["plain"] <= 1e-5
+    assert metrics["after"]["loss"] < metrics["before"]["loss"] - 1
+    saved = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
+    assert saved.config.decoder_start_token_id == saved.generation_config.decoder_start_token_id == 3
+
+
+def test_resume_is_bit_equal(recipe, tmp_path, monkeypatch):
+    """Stopped at step 7 of 12 with dropout on: the last weights are those of the undisturbed run."""
+    common = ("train.max_steps=12", "train.save_strategy=steps", "train.save_steps=7", "eval.samples=0")
+    whole = run_recipe(recipe(*common, f"train.output_dir={tmp_path / 'whole'}"))
+    halted = recipe(*common, f"train.output_dir={tmp_path / 'halted'}")
+
+    def halt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "on_save", halt)
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(halted)
+    resumed = run_recipe(halted, resume=True)
+    expected, got = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
 def test_experts_learn_with_their_router_losses_but_not_smoothed(recipe):
     fields = "num_experts: 4, router_aux_loss_coef: 0.1, router_score_bias: true, router_bias_update_rate: 0.25"
     experts = f"model.config={{{fields}}}"
@@ -229,7 +264,7 @@ def test_experts_learn_with_their_router_losses_but_not_smoothed(recipe):
 
 
 def test_a_decoder_is_refused(tmp_path, rows):
-    with pytest.raises(UserError, match="architecture 'decoder'; the objective trains encoder-decoder"):
+    with pytest.raises(UserError, match=r"it has architecture decoder, which goes with .*Choose another"):
         prepare(write_recipe(tmp_path, "seq2seq", rows, shape="decoder")())
 
 

@@ -17,11 +17,23 @@ from data_rows import pairs, section, write_rows
 from anyformer.recipes.data import load_splits
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.row_formats import FORMATS, SHAPES
-from anyformer.recipes.sources import BUILT_IN, cmudict, fetch, gsm8k, halueval, peoples_daily, stdlib_text, tweets
+from anyformer.recipes.sources import (
+    BUILT_IN,
+    cmudict,
+    fetch,
+    gsm8k,
+    halueval,
+    peoples_daily,
+    stdlib_text,
+    stdlib_tokens,
+    tweets,
+)
 
+FORMATS_OF = ("preference", "prompt-completion", "prompt")  # of rows of pairs
 # Rows after what is left out; those of the standard library differ with the version of Python.
 SIZES = {
     "halueval-qa": 10_000,
+    "halueval-questions": 10_000,
     "halueval-dialogue": 9_993,
     "tweets": 32_242,
     "peoples-daily": 18_999,
@@ -122,6 +134,73 @@ def test_stdlib_text_of_a_small_tree(tmp_path):
         stdlib_text.load(tmp_path / "absent")
 
 
+TAGGED = """
+from os.path import join as j
+@wraps(f)
+def fetch(self, *names, key=None): pass
+class Box(Base): pass
+# a comment
+x.y[0].run(a, b=2.5)  # another
+if not (x and
+        y): pass
+try: go("now")
+except OSError as error: raise
+"""
+
+
+def test_tagged_lines():
+    found = list(stdlib_tokens.tagged_lines(TAGGED))
+    signs = {word for words, tags in found for word, tag in zip(words, tags, strict=True) if tag == "operator"}
+    assert signs == {*".@()*,=:[]"}
+    others = [[pair for pair in zip(*line, strict=True) if pair[1] != "operator"] for line in found]
+    assert [" ".join(map("/".join, line)) for line in others] == [
+        "from/keyword os/module path/module import/keyword join/import as/keyword j/import",
+        "wraps/call f/variable",
+        "def/keyword fetch/function self/parameter names/parameter key/parameter None/keyword pass/keyword",
+        "class/keyword Box/class Base/variable pass/keyword",
+        "x/variable y/attribute 0/number run/method a/variable b/argument 2.5/number",
+        "if/keyword not/keyword x/variable and/keyword y/variable pass/keyword",
+        'try/keyword go/call "now"/string',
+        "except/keyword OSError/variable as/keyword error/variable raise/keyword",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a = 1",  # too short
+        "x = f'{a}' + b",
+        "grüße = a + b",
+        f"x = {'a' * 31} + b",
+        "f(" + "a, " * 20 + "a)",
+        "match a:\n    case Box(size=1): pass",
+    ],
+)
+def test_lines_left_out(line):
+    found = [words for words, _ in stdlib_tokens.tagged_lines(f"first = second + 3\n{line}\n")]
+    assert ("first", "=", "second", "+", "3") in found
+    assert not [words for words in found if words[0] not in ("first", "match")]
+
+
+def test_stdlib_tokens_of_a_small_tree(tmp_path):
+    (tmp_path / "_pyio.py").write_text("a = b + 1\n")
+    (tmp_path / "io.py").write_text("a = b + 1\na = b + 2\n")
+    (tmp_path / "broken.py").write_text("a = (b +\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("a = b + 3\n")
+    data = stdlib_tokens.load(tmp_path)
+    assert [row["tokens"][-1] for row in data.rows] == ["1", "2"] and data.groups == ["io", "io"]
+    assert [skipped.reason for skipped in data.skipped] == ["SyntaxError"]
+    with pytest.raises(UserError, match="holds no readable Python sources"):
+        stdlib_tokens.load(tmp_path / "absent")
+
+
+def test_stdlib_tokens_have_all_tags(loaded):
+    rows = loaded("stdlib-tokens").rows
+    assert {tag for row in rows for tag in row["tags"]} == set(stdlib_tokens.TAGS)
+    assert len(rows) > 20_000
+
+
 def test_halueval_qa(write):
     rows = [
         {"knowledge": "Facts. ", "question": "Who?", "right_answer": "Ann", "hallucinated_answer": "It was Bob."},
@@ -134,6 +213,25 @@ def test_halueval_qa(write):
         "rejected": [{"role": "assistant", "content": "It was Bob."}],
     }
     assert len(set(data.groups)) == 1
+    bare = halueval.parse_qa(Path(write("b.jsonl", rows)), with_passage=False)
+    assert [row["prompt"][0]["content"] for row in bare.rows] == ["Who?", "When?"]
+    assert bare.groups == data.groups and bare.rows[0]["rejected"] == data.rows[0]["rejected"]
+
+
+def test_pairs_serve_supervised_tuning_with_their_chosen_answers(loaded):
+    data = loaded("halueval-questions")
+    asked = section("halueval-questions", format="prompt-completion")
+    tuned = load_splits(asked, ("messages", "prompt-completion", "text"))
+    assert tuned.train == [{"prompt": row["prompt"], "completion": row["chosen"]} for row in data.rows]
+    assert tuned.report.recognised == "the chosen answers of preference pairs as messages"
+    with pytest.raises(
+        UserError, match=r"is preference, which the objective cannot use as they are; data\.format: prom"
+    ):
+        load_splits(section("halueval-questions"), ("messages", "prompt-completion", "text"))
+    # The same rows are held out, whatever they serve as.
+    held = [section("halueval-questions", eval_fraction=0.1, seed=3, format=kind) for kind in FORMATS_OF]
+    prompts = [[row["prompt"] for row in load_splits(one).eval] for one in held]
+    assert prompts[0] == prompts[1] == prompts[2] and len(prompts[0]) > 500
 
 
 def test_halueval_dialogue(write):

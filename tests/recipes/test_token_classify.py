@@ -131,8 +131,9 @@ def test_a_held_out_tag_that_training_does_not_have(recipe, tmp_path):
 def test_a_run_beats_the_majority_and_opens_as_a_pipeline(tmp_path, rows, shape):
     recipe = write_recipe(tmp_path, "token-classify", rows, shape=shape)
     evaluating = ("train.eval_strategy=steps", "train.eval_steps=40", "train.per_device_eval_batch_size=4")
-    folder = run_recipe(recipe("train.max_steps=80", *evaluating))
+    folder = run_recipe(recipe("train.max_steps=80", *evaluating), check=True)
     metrics = metrics_of(folder)
+    assert metrics["checks"]["accumulated gradients equal those of one batch"] == "passed"
     before, after = metrics["before"], metrics["after"]
     assert metrics["measured"]["shown"] == ["entity_f1", "token_accuracy", "loss", "majority_share"]
     assert after["token_accuracy"] > after["majority_share"] + 0.2

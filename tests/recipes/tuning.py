@@ -72,7 +72,8 @@ def trainer_of(objective, rows, model=None, held_out=None):
     train = objective.prepare(rows).dataset
     held = objective.prepare(held_out).dataset if held_out else None
     model = model_of(objective) if model is None else model
-    adapter = None if hasattr(model, "peft_config") else peft_config(objective.recipe.adapter, objective, model)
+    fresh = not hasattr(model, "peft_config")
+    adapter = peft_config(objective.recipe.adapter, objective, model) if fresh else None
     return objective.trainer(model, train, held, adapter)
 
 
