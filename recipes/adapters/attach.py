@@ -1,5 +1,6 @@
 """From a recipe's `adapter` section to a model that trains what it says."""
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def peft_config(
         return None
     if adapter.path is not None:
         return _config_of_folder(adapter.path, objective)
-    arguments = adapter.arguments()
+    arguments = copy.deepcopy(adapter.arguments())  # PEFT writes into lists
     if adapter.kind in saved.SOFT_PROMPTS:
         arguments |= _prompt_arguments(adapter, model, tokenizer_path)
     elif adapter.kind == "lora":

@@ -56,13 +56,8 @@ class AdapterPlan:
         return [("adapter", f"{self.kind}: {'; '.join(said)}"), ("untouched", frozen)]
 
 
-def plan_adapter(
-    config: "AnyformerConfig", adapter: Any, objective: "type[Objective] | Objective", rows: int | None = None
-) -> AdapterPlan:
+def plan_adapter(config: "AnyformerConfig", adapter: Any, objective: "type[Objective] | Objective") -> AdapterPlan:
     """What the adapter will train, seen on a model without storage.
-
-    Args:
-        rows: of the embedding, where the model will be given more.
 
     Raises:
         UserError: the adapter names modules that the model does not have.
@@ -72,10 +67,8 @@ def plan_adapter(
 
     from ...modeling import HEADS
 
-    config = copy.deepcopy(config)  # PEFT may write into it
-    config.vocab_size = rows or config.vocab_size
     with torch.device("meta"), no_init_weights():
-        model: Any = HEADS[objective.head](config)
+        model: Any = HEADS[objective.head](copy.deepcopy(config))  # PEFT may write into it
         model.tie_weights()
         foreign = peft_config(adapter, objective, model)
         if foreign is not None:
@@ -87,7 +80,7 @@ def plan_adapter(
 
 def _without_values(config: Any) -> Any:
     """A config whose first values need no weights and no files; MiCA stays, for it trains less."""
-    config = copy.copy(config)
+    config = copy.deepcopy(config)
     if getattr(config, "init_lora_weights", "mica") != "mica":
         config.init_lora_weights = True
     if hasattr(config, "prompt_tuning_init"):

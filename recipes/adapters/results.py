@@ -54,7 +54,8 @@ def save_adapter(
     config = model.peft_config["default"]
     # While saving, PEFT would read a named base's config with our class, which a foreign base does not fit.
     config.base_model_name_or_path = ""
-    model.save_pretrained(folder, save_embedding_layers=embeddings)
+    # A trainer may have added another adapter, as its reference.
+    model.save_pretrained(folder, save_embedding_layers=embeddings, selected_adapters=["default"])
     config = copy.copy(config)
     config.base_model_name_or_path, config.revision, config.inference_mode = base, revision, True
     if getattr(config, "prompt_tuning_init", None) == "TEXT":  # done; the tokenizer need not be where it was

@@ -19,6 +19,8 @@ def linear_modules(model: Any) -> dict[str, str]:
 
 # New last layers, which PEFT trains whole for the tasks that have them.
 _TRAINED_WHOLE = ("score", "qa_outputs")
+# What it writes into `modules_to_save` for such a task, whatever the model calls its layer.
+_ADDED = ("classifier", *_TRAINED_WHOLE)
 
 
 def left_out(model: Any) -> list[str]:
@@ -123,7 +125,7 @@ def check_targets(model: Any, config: Any) -> None:
     ):
         given = getattr(config, field, None)
         for target in sorted(given) if isinstance(given, list | set | tuple) else ():
-            if not any(name == target or name.endswith(f".{target}") for name in names):
+            if target not in _ADDED and not any(name == target or name.endswith(f".{target}") for name in names):
                 near = difflib.get_close_matches(target, {n.rsplit(".", 1)[-1] for n in names}, n=1)
                 wrong.append(f"{field} names {target!r}" + (f", did you mean {near[0]!r}?" if near else ""))
     if wrong:

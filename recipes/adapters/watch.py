@@ -144,10 +144,10 @@ def use_lora_plus(trainer: Any, adapter: Any) -> None:
 
     def create_optimizer(model: Any = None) -> Any:
         if trainer.optimizer is None:
-            arguments = trainer.args
-            cls, options = trainer.get_optimizer_cls_and_kwargs(arguments, model or trainer.model)
+            arguments, trained = trainer.args, trainer.model if model is None else model
+            cls, options = trainer.get_optimizer_cls_and_kwargs(arguments, trained)
             trainer.optimizer = create_loraplus_optimizer(
-                model or trainer.model,
+                trained,
                 cls,
                 loraplus_lr_ratio=float(ratio),
                 loraplus_lr_embedding=adapter.lora_plus_lr_embedding or options["lr"],
