@@ -109,15 +109,17 @@ def resumable(model: "PeftModel") -> "PeftModel":
 
 
 def continue_training(model: "PreTrainedModel", folder: Path) -> "PeftModel":
-    """The model under a saved soft prompt, which is trainable again and starts where it was saved.
+    """The model under a saved adapter of any kind, which is trainable again and starts where it was saved.
 
-    Where the folder lacks the weights that make the vectors, the vectors themselves are trained.
+    Where the folder of a soft prompt lacks the weights that make its vectors, the vectors themselves are trained.
     """
     from peft import PeftConfig, PeftModel, get_peft_model
 
+    config = PeftConfig.from_pretrained(str(folder))
     peft_model: Any
-    if (folder / ENCODER_FILE).is_file():
-        config = PeftConfig.from_pretrained(str(folder))
+    if not config.is_prompt_learning:
+        peft_model = PeftModel.from_pretrained(model, folder, is_trainable=True)
+    elif (folder / ENCODER_FILE).is_file():
         config.inference_mode = False
         tuned: Any = get_peft_model(model, config)
         peft_model = resumable(tuned)
@@ -140,11 +142,13 @@ def _with_encoder(base: Any) -> Any:
             from safetensors.torch import save_file
 
             super().save_pretrained(save_directory, *args, **kwargs)
-            if kwargs.get("is_main_process", True) and self._makes_vectors("default"):
-                state = {
-                    n: t.detach().cpu().contiguous() for n, t in self.prompt_encoder["default"].state_dict().items()
-                }
-                save_file(state, Path(save_directory) / ENCODER_FILE)
+            if not kwargs.get("is_main_process", True):
+                return
+            file = Path(save_directory) / ENCODER_FILE
+            file.unlink(missing_ok=True)  # of an earlier adapter
+            if self._makes_vectors("default"):
+                state = self.prompt_encoder["default"].state_dict()
+                save_file({name: weight.detach().cpu().contiguous() for name, weight in state.items()}, file)
 
         def load_adapter(self, model_id: Any, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
             if adapter_name not in self.peft_config or not self._makes_vectors(adapter_name):

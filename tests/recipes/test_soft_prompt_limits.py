@@ -4,6 +4,7 @@ import datasets
 import pytest
 import torch
 from peft import (
+    LoraConfig,
     PeftModel,
     PrefixTuningConfig,
     PromptEncoderConfig,
@@ -313,8 +314,10 @@ def test_a_step_from_a_saved_soft_prompt_starts_there_and_moves_it(tiny, case, w
     optimizer.step()
     moved = again(input_ids=tokens, labels=tokens)
     assert moved.loss < before
-    again.save_pretrained(tmp_path / "second")
-    opened = PeftModel.from_pretrained(tiny(), tmp_path / "second")
+    folder = tmp_path / "first"  # over the one before
+    again.save_pretrained(folder)
+    assert (folder / ENCODER_FILE).is_file() == (whole and case in MADE)
+    opened = PeftModel.from_pretrained(tiny(), folder)
     logits = opened(input_ids=tokens).logits
     torch.testing.assert_close(logits[:, -7:], moved.logits[:, -7:], rtol=0, atol=1e-5)
 
@@ -336,11 +339,18 @@ def test_a_classifier_goes_on_with_its_last_layer(tiny, kind, tmp_path):
     assert all("score" in n for n, w in again.base_model.named_parameters() if w.grad is not None)
 
 
-def test_resumable_leaves_other_adapters_alone(tiny):
-    from peft import LoraConfig
-
-    model = get_peft_model(tiny(), LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
+def test_other_adapters_go_on_as_peft_has_them(tiny, tmp_path):
+    config = LoraConfig(target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    model = get_peft_model(tiny(), config)
     before = type(model)
     assert type(resumable(model)) is before
+    model.save_pretrained(tmp_path)
+    again = continue_training(tiny(), tmp_path)
+    names = [{name for name, weight in m.named_parameters() if weight.requires_grad} for m in (model, again)]
+    assert names[0] == names[1] and all("lora_" in name for name in names[0])
+    assert torch.equal(again(input_ids=ids(1, 5)).logits, model(input_ids=ids(1, 5)).logits)
+
+
+def test_the_class_of_a_soft_prompt_is_changed_once(tiny):
     soft = soften(tiny(), "mlp")
     assert type(resumable(soft)) is type(resumable(soft)) and isinstance(soft, PeftModel)
