@@ -57,6 +57,8 @@ KNOWN = {
     "llama-3-70b": 70_553_706_496,
     "llama-3-8b": 8_030_261_248,
     "mini-gpt": 19_665_408,
+    # By hand: the shared table, three encoder and three decoder layers, two last norms.
+    "mini-transformer": 32000 * 128 + 3 * (65_536 + 131_712 + 512) + 3 * (131_072 + 131_712 + 768) + 512,
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "mpt-7b": 6_649_286_656,
