@@ -121,7 +121,7 @@ def test_copy_writes_a_pipeline_that_loads(tmp_path, monkeypatch):
 def test_a_pipelines_files_are_not_listed_as_recipes():
     out = run("list")
     recipes, _, rest = out.partition("Pipelines, several recipes in one command (anyformer train NAME):\n")
-    assert "rlhf" not in recipes and "  rlhf  RLHF in three stages: " in rest and "policy" not in recipes
+    assert "rlhf" not in recipes and "  rlhf  RLHF in three stages: " in rest and "3-policy" not in out
     assert "common" not in out and "1-sft" not in out
 
 
