@@ -54,8 +54,8 @@ def run_pipeline(
     if not dry_run:
         work = _work_to_do(pipeline, record, resume=resume, overwrite=overwrite)
     show_stages(console, pipeline, work)
-    prepared = _prepare_all(pipeline, work, console, shown=dry_run)
-    for warning in check_held_out(pipeline, prepared):
+    # Each stage reads its data again when its turn comes: all of them at once are not kept.
+    for warning in check_held_out(pipeline, _prepare_all(pipeline, work, console, shown=dry_run)):
         console.print(f"Warning: {warning}.", markup=False)
     if dry_run:
         console.print("Dry run: nothing was loaded, trained or written.")
@@ -100,7 +100,8 @@ def _report(pipeline: Pipeline, record: Record, console: "Console") -> None:
     record.update(report=figures, finished=True)
     show_report(console, figures)
     console.print(f"Report: {pipeline.folder / REPORT}", markup=False)
-    console.print(f"\nNext:\n  anyformer chat {figures['result']}", markup=False)
+    if figures["chat"]:
+        console.print(f"\nNext:\n  anyformer chat {figures['chat']}", markup=False)
 
 
 @contextmanager

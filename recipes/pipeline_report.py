@@ -39,7 +39,7 @@ def figures_of(pipeline: Pipeline) -> dict[str, Any]:
     metrics = {stage.name: _metrics(stage) for stage in pipeline.stages}
     last = _last_language_model(pipeline)
     return {
-        "result": str((last or pipeline.stages[-1]).folder),
+        "chat": str(last.folder) if last and _can_chat(last) else None,
         "stages": [_stage_figures(pipeline, stage, metrics[stage.name]) for stage in pipeline.stages],
         "comparison": _comparison(pipeline, last) if last else None,
     }
@@ -58,6 +58,12 @@ def _last_language_model(pipeline: Pipeline) -> Stage | None:
         if objective_class(stage.recipe.objective.kind).head == "causal_lm":
             return stage
     return None
+
+
+def _can_chat(stage: Stage) -> bool:
+    from .models import load_tokenizer_from
+
+    return bool(load_tokenizer_from(str(stage.folder)).chat_template)
 
 
 def _stage_figures(pipeline: Pipeline, stage: Stage, metrics: dict[str, Any]) -> dict[str, Any]:

@@ -142,6 +142,57 @@ def test_the_reports_divergence_is_that_of_a_computation_by_hand(pipeline):
     assert sample["answers"]["policy"]["text"] == expected
 
 
+@pytest.fixture
+def judged(tmp_path, tiny_checkpoint, monkeypatch):
+    """The three stages of RLHF on pairs that a letter tells apart."""
+    monkeypatch.chdir(tmp_path)
+    pairs = [{"prompt": f"count {i}", "chosen": f"a{i % 3} aa", "rejected": f"z{i % 3} zz"} for i in range(40)]
+    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs), encoding="utf-8")
+    Path("rl").mkdir()
+    Path("rl/common.yaml").write_text(COMMON.format(rows="pairs.jsonl"), encoding="utf-8")
+    full = "adapter: {kind: none}\n"
+    texts = {
+        "1-sft": f"model: {{path: {tiny_checkpoint}}}\ndata: {{format: prompt-completion}}\n"
+        "train: {max_length: 64}\n",
+        "2-reward": f"model: {{path: stage:sft}}\n{full}objective: {{kind: reward}}\n"
+        "train: {max_length: 64, max_steps: 12, learning_rate: 3e-3}\n",
+        "3-policy": "model: {path: stage:sft}\nobjective: {kind: ppo, reward: stage:reward}\n"
+        "train: {max_completion_length: 6, beta: 0.05}\n",
+    }
+    for name, text in texts.items():
+        Path(f"rl/{name}.yaml").write_text(f"extends: common.yaml\n{text}", encoding="utf-8")
+    return lambda *overrides: load_pipeline("rl", overrides)
+
+
+def test_the_trained_reward_model_judges_all_models(judged):
+    from transformers import AutoModelForSequenceClassification
+
+    folder = run_pipeline(judged())
+    metrics = {name: metrics_of(folder / name) for name in ("sft", "reward", "policy")}
+    assert metrics["reward"]["after"]["accuracy"] == 1.0
+    figures = json.loads((folder / "pipeline.json").read_text(encoding="utf-8"))["report"]
+    comparison, stages = figures["comparison"], figures["stages"]
+    assert comparison["reward"] == "stage:reward" and comparison["kl"]["from"] == "sft"
+    assert [model["name"] for model in comparison["models"]] == ["base", "sft", "policy"]
+    rewards = {model["name"]: model["reward"] for model in comparison["models"]}
+    assert rewards["sft"] == pytest.approx(metrics["policy"]["before"]["reward"], abs=1e-6)
+    assert rewards["policy"] == pytest.approx(metrics["policy"]["after"]["reward"], abs=1e-6)
+    # PPO logs the divergence of a completion and of a token; the report has that of a token, as of the other trainers.
+    assert [value for _, value in stages[2]["kl"]] == [
+        entry["kl_per_token"] for entry in metrics["policy"]["history"] if "kl_per_token" in entry
+    ]
+    judge = AutoModelForSequenceClassification.from_pretrained(folder / "reward").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "reward")
+    for sample in comparison["samples"]:
+        for name in ("base", "sft", "policy"):
+            shown = sample["answers"][name]
+            model = folder / name if name != "base" else judged()["sft"].recipe.model.path
+            answer = tokenizer.decode(by_hand(model, sample["prompt"], 6), skip_special_tokens=True)
+            assert shown["text"] == answer.strip()
+            ids = tokenizer(sample["prompt"] + answer)["input_ids"] + [2]  # a whole answer ends with the stop token
+            assert shown["reward"] == pytest.approx(judge(torch.tensor([ids])).logits.item(), abs=1e-5)
+
+
 def test_a_pipeline_without_a_policy_compares_its_models_too(pipeline, tmp_path):
     (tmp_path / "toy" / "3-policy.yaml").unlink()
     folder = run_pipeline(pipeline("train.max_steps=1", "logging.plot=false"))

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import anyformer
 from anyformer.recipes.loading import load_preset, load_recipe
+from anyformer.recipes.stages import load_pipeline
 from anyformer.recipes.tokenize_sft import stop_ids
 from anyformer.scripts.cli import app
 
@@ -103,6 +104,25 @@ def test_copy_writes_a_recipe_that_loads(tmp_path, monkeypatch):
     assert load_preset("mine.yaml") == load_preset("mini-gpt")
     assert "exists already" in run("copy", "sft-full", status=2)
     assert "did you mean quickstart" in run("copy", "quikstart", status=2)
+
+
+def test_copy_writes_a_pipeline_that_loads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "written to rlhf" in run("copy", "rlhf")
+    shipped = load_pipeline("configs/recipes/rlhf")
+    copied = load_pipeline("rlhf")
+    assert copied.stages[0].file == Path("rlhf/1-sft.yaml")  # the copy goes before the shipped one
+    assert [stage.recipe for stage in copied.stages] == [stage.recipe for stage in shipped.stages]
+    assert "rlhf exists already" in run("copy", "rlhf", status=2)
+    run("copy", "rlhf", tmp_path / "mine")
+    assert load_pipeline("mine").name == "mine"
+
+
+def test_a_pipelines_files_are_not_listed_as_recipes():
+    out = run("list")
+    recipes, _, rest = out.partition("Pipelines, several recipes in one command (anyformer train NAME):\n")
+    assert "rlhf" not in recipes and "  rlhf  RLHF in three stages: " in rest and "3-policy" not in out
+    assert "common" not in out and "1-sft" not in out
 
 
 def test_list_names_recipes_and_presets():
