@@ -30,7 +30,7 @@ from .losses import (
     supervised_loss,
     token_loss,
 )
-from .masks import attention_masks
+from .masks import REAL_INDICES, attention_masks, real_indices
 from .modeling_anyformer import AnyformerModel, AnyformerPreTrainedModel, one_cache, pool
 from .moe import AnyformerRouter
 from .norms import build_norm
@@ -222,7 +222,9 @@ class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, G
     ) -> dict[str, Any]:
         """Masks ahead of a compiled step: the library's function does not know every layer type."""
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-        return attention_masks(config, config.layer_types, inputs_embeds, attention_mask, own)
+        masks = attention_masks(config, config.layer_types, inputs_embeds, attention_mask, own)
+        counted = real_indices(attention_mask)
+        return masks if counted is None else {**masks, REAL_INDICES: counted}
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any):
         given = model_kwargs.get("cache")

@@ -19,6 +19,8 @@ from transformers.utils.import_utils import is_tracing
 from .cache_layers import keep_whole
 from .configuration_anyformer import AnyformerConfig
 
+REAL_INDICES = "real_indices"  # among masks by layer type; no layer has it as its type
+
 
 def attention_masks(
     config: AnyformerConfig,
@@ -54,7 +56,7 @@ def attention_masks(
         full, sliding = create_bidirectional_mask, create_bidirectional_sliding_window_mask
     types = set(layer_types)
     windows = any("sliding" in t for t in types)
-    counted = _real_indices(attention_mask) if windows else None
+    counted = real_indices(attention_mask) if windows else None
     if windows and cache is not None and _padding_follows(attention_mask):
         keep_whole(cache, required=counted is not None)
     if counted is not None and cache is not None:
@@ -132,11 +134,14 @@ def _padding_follows(attention_mask: Any) -> bool:
     return bool((attention_mask.bool().long().diff(dim=-1) < 0).any())
 
 
-def _real_indices(attention_mask: Any) -> torch.Tensor | None:
-    """Of each column its index among the real tokens, [batch, columns], where a mask has holes; else None.
+def real_indices(attention_mask: Any) -> torch.Tensor | None:
+    """Of each column its index among the real tokens, [batch, columns], where a 2-D mask has holes; else None.
 
-    Padding on one side changes no distance, and indices in the row serve.
+    Padding on one side changes no distance, and indices in the row serve. Masks that are built already say nothing of
+    padding, so who builds them ahead of the model puts this beside them, as `REAL_INDICES`.
     """
+    if isinstance(attention_mask, dict):
+        return attention_mask.get(REAL_INDICES)
     if not _padding_follows(attention_mask):
         return None
     real = attention_mask.bool()
@@ -167,7 +172,7 @@ def positions_for_bias(
     if cache is not None:
         keys, offset = cache.get_mask_sizes(length, layer)
         past = cache.get_seq_length(layer)
-    counted = _real_indices(attention_mask)
+    counted = real_indices(attention_mask)
     if counted is not None:
         counted = counted.to(device)
         return counted[:, -length:], _as_wide_as(counted, offset + keys)[:, offset : offset + keys]

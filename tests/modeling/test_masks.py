@@ -210,6 +210,31 @@ def test_a_cache_that_dropped_what_a_window_needs_is_refused(tiny):
         model.generate(tokens, attention_mask=HOLED, cache_implementation="static", max_new_tokens=3)
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("positions", ["rope", "alibi", "relative", "learned", "sinusoidal"])
+def test_generation_behind_a_hole_equals_that_without(tiny, positions, cache):
+    model, tokens = tiny(position_embedding=positions), ids(1, 9)
+    steps = {"max_new_tokens": 6, "min_new_tokens": 6, "output_logits": True, "return_dict_in_generate": True}
+    expected = model.generate(tokens[:, HOLED[0].bool()], **steps)
+    got = model.generate(tokens, attention_mask=HOLED, cache_implementation=cache, **steps)
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=0, atol=1e-5)
+    batch = torch.cat((tokens, ids(1, 9, seed=2))), torch.cat((HOLED, torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1]])))
+    both = model.generate(batch[0], attention_mask=batch[1], cache_implementation=cache, **steps)
+    torch.testing.assert_close(torch.stack(both.logits)[:, :1], torch.stack(expected.logits), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", ["alibi", "relative"])
+def test_a_decoder_of_two_counts_beyond_a_hole_in_a_static_cache(tiny, positions):
+    shape = {"head": "seq2seq_lm", "architecture": "encoder-decoder", "decoder_start_token_id": 1}
+    model, source, target = tiny(position_embedding=positions, **shape), ids(1, 5), ids(1, 9, seed=2)
+    steps = {"max_new_tokens": 4, "min_new_tokens": 4, "output_logits": True, "return_dict_in_generate": True}
+    expected = model.generate(source, decoder_input_ids=target[:, HOLED[0].bool()], **steps)
+    got = model.generate(
+        source, decoder_input_ids=target, decoder_attention_mask=HOLED, cache_implementation="static", **steps
+    )
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("positions", ["rope", "alibi", "none"])
 def test_positions_that_jump_ahead_split_nothing(tiny, positions):
     model, tokens = tiny(position_embedding=positions), ids(1, 6)
