@@ -142,6 +142,9 @@ def real_indices(attention_mask: Any) -> torch.Tensor | None:
     """
     if isinstance(attention_mask, dict):
         return attention_mask.get(REAL_INDICES)
+    if is_tracing(attention_mask):  # nothing may depend on values: counting is right with and without holes
+        two = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
+        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0) if two else None
     if not _padding_follows(attention_mask):
         return None
     real = attention_mask.bool()

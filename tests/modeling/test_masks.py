@@ -223,6 +223,14 @@ def test_generation_behind_a_hole_equals_that_without(tiny, positions, cache):
     torch.testing.assert_close(torch.stack(both.logits)[:, :1], torch.stack(expected.logits), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("fields", [{"position_embedding": "alibi"}, {"position_embedding": "relative"}, WINDOW])
+def test_a_compiled_model_counts_beyond_a_hole(tiny, fields):
+    model, tokens = tiny(**fields), ids(1, 9)
+    compiled = torch.compile(model, backend="eager")
+    got = compiled(tokens, attention_mask=HOLED, use_cache=False).logits[:, HOLED[0].bool()]
+    torch.testing.assert_close(got, model(tokens[:, HOLED[0].bool()]).logits, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("positions", ["alibi", "relative"])
 def test_a_decoder_of_two_counts_beyond_a_hole_in_a_static_cache(tiny, positions):
     shape = {"head": "seq2seq_lm", "architecture": "encoder-decoder", "decoder_start_token_id": 1}
