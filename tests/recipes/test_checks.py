@@ -355,7 +355,7 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     assert set(schema.LIMITS) <= set(trainer).union(*adapters.values())
     assert enum_values("transformers.training_args", "OptimizerNames") == [o.value for o in OptimizerNames]
     assert enum_values("transformers.trainer_utils", "SchedulerType") == [s.value for s in SchedulerType]
-    assert set(schema._LOG_LEVELS.__args__) == set(trainer_log_levels)
+    assert set(schema.LOG_LEVELS.__args__) == set(trainer_log_levels)
     assert {"eager", *ALL_ATTENTION_FUNCTIONS} >= set(
         schema.ModelSection.model_fields["attn_implementation"].annotation.__args__
     )

@@ -1,0 +1,11 @@
+"""Section `objective`: one file for each group of kinds, with the keys and the trainer's config of each."""
+
+from ..fields import Kind
+from . import labels, language, policies, preferences, tuning
+from .base import ObjectiveSection
+from .preferences import DPO_LOSSES
+from .tuning import SftObjective
+
+OBJECTIVES: dict[str, Kind] = tuning.KINDS | preferences.KINDS | policies.KINDS | language.KINDS | labels.KINDS
+
+__all__ = ["DPO_LOSSES", "OBJECTIVES", "ObjectiveSection", "SftObjective"]

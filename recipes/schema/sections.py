@@ -1,0 +1,160 @@
+"""The sections that hold the same keys in every recipe: model, data, eval, logging and hub."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
+
+from ..row_formats import FORMATS
+from ..yaml_tree import kind_of
+from .fields import PathText, Section, refuse, wrong
+from .library import architecture_model
+
+# Our field names that `data.columns` can map a file's columns to.
+DATA_FIELDS = (
+    "prompt",
+    "completion",
+    "messages",
+    "text",
+    "conversations",
+    "instruction",
+    "input",
+    "output",
+    "system",
+    "chosen",
+    "rejected",
+    "margin",
+    "label",
+    "tokens",
+    "tags",
+    "source",
+    "target",
+)
+
+
+def _source(value: Any) -> Any:
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(name.strip() for name in names):
+        raise wrong("is empty: give stdlib-docstrings, a path, a glob or a list of paths")
+    return value
+
+
+def _columns(value: dict[str, str]) -> dict[str, str]:
+    for name in value:
+        if name not in DATA_FIELDS:
+            raise wrong(f"maps {name!r}, which is no field of ours; known: {', '.join(DATA_FIELDS)}")
+    return value
+
+
+def _repo(value: str) -> str:
+    """The Hub's own rule for repository ids, with the namespace required."""
+    owner, slash, name = value.partition("/")
+    if not slash:
+        raise wrong("has no namespace: write user/name or organisation/name")
+    part = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
+    good = part.fullmatch(owner) and part.fullmatch(name) and not re.search(r"--|\.\.|\.git$", value)
+    if not good or len(value) > 96:
+        raise wrong(
+            "is no repository id: write user/name in letters, digits, '-', '_' and '.', at most 96 in all, without "
+            "'--' or '..', and neither part beginning or ending with '-' or '.'"
+        )
+    return value
+
+
+Source = Annotated[str | list[str], AfterValidator(_source)]
+
+
+def _architecture(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise wrong(f"must be a mapping, found {kind_of(value)}")
+    architecture_model().model_validate(value)
+    return value
+
+
+class Quantization(Section):
+    """`model.quantization`: the arguments of `transformers.BitsAndBytesConfig`, under its names and with its defaults.
+
+    That class is no dataclass, so its arguments are listed here; a test compares the list with its signature.
+    """
+
+    load_in_4bit: bool = False
+    load_in_8bit: bool = False
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "fp4"
+    bnb_4bit_use_double_quant: bool = False
+    bnb_4bit_compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    bnb_4bit_quant_storage: Literal["uint8", "float16", "bfloat16", "float32"] = "uint8"
+    llm_int8_threshold: Annotated[float, Field(ge=0)] = 6.0
+    llm_int8_skip_modules: list[str] | None = None
+    llm_int8_has_fp16_weight: Annotated[Any, refuse("keeps a second copy of the weights in 16 bits: remove it")] = None
+    llm_int8_enable_fp32_cpu_offload: Annotated[Any, refuse("is for inference on two devices: remove it")] = None
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.load_in_4bit else 8
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for `BitsAndBytesConfig`: what the recipe gives."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+
+
+class ModelSection(Section):
+    """`model`: what is trained. Exactly one of `path` and `preset`."""
+
+    path: PathText | None = None
+    preset: str | None = None
+    config: Annotated[dict[str, Any], PlainValidator(_architecture)] = Field(default_factory=dict)
+    tokenizer: PathText | None = None
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    attn_implementation: Literal[
+        "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"
+    ] = "sdpa"
+    trust_remote_code: bool = False
+    verify_import: bool = True
+    quantization: Quantization | None = None
+
+
+class DataSection(Section):
+    """`data`: what it is trained on. `eval_fraction` is 0 where `eval_source` names held-out data."""
+
+    source: Source
+    format: Literal[("auto", *FORMATS)] = "auto"  # type: ignore[valid-type]
+    columns: Annotated[dict[str, str], AfterValidator(_columns)] = Field(default_factory=dict)
+    on_bad_row: Literal["error", "skip"] = "error"
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    eval_source: Source | None = None
+    eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    max_eval_rows: Annotated[int, Field(ge=1)] | None = None
+    truncation: Literal["drop", "keep_start"] = "drop"
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _one_source_of_held_out_rows(self) -> "DataSection":
+        if self.eval_source is not None:
+            self.eval_fraction = 0.0
+        return self
+
+
+class EvalSection(Section):
+    """`eval`: what is measured and shown beside the loss."""
+
+    samples: Annotated[int, Field(ge=0)] = 3
+    max_new_tokens: Annotated[int, Field(ge=1)] = 64
+    before: bool = True
+    batch_size: Annotated[int, Field(ge=1)] = 8
+
+
+class LoggingSection(Section):
+    """`logging`: the loss curve and how much is said."""
+
+    plot: bool = True
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class HubSection(Section):
+    """`hub`: where the result is pushed."""
+
+    repo: Annotated[str, AfterValidator(_repo)]
+    private: bool = True
+    revision: str | None = None
+    commit_message: str | None = None
