@@ -97,11 +97,21 @@ class Reward:
             raise
         except Exception as error:  # somebody else's function: whatever it raises is told with its name
             raise UserError(f"objective.reward {self.name}: raises {type(error).__name__}: {error}") from error
-        if len(scores) != len(texts):
-            raise UserError(f"objective.reward {self.name}: gives {len(scores)} numbers for {len(texts)} answers")
-        if not all(math.isfinite(score) for score in scores):
-            raise UserError(f"objective.reward {self.name}: gives a value that is no finite number")
-        return scores
+        return checked_scores(self.name, scores, texts)
+
+
+def checked_scores(name: str, scores: Sequence[float], texts: Sequence[str]) -> Scores:
+    """Scores as they are.
+
+    Raises:
+        UserError: not one finite number for each text.
+    """
+    if len(scores) != len(texts):
+        raise UserError(f"objective.reward {name}: gives {len(scores)} numbers for {len(texts)} answers")
+    for score, text in zip(scores, texts, strict=True):
+        if not math.isfinite(score):
+            raise UserError(f"objective.reward {name}: gives {score} for {text!r}, which is no finite number")
+    return list(scores)
 
 
 # What TRL passes beside the columns.

@@ -355,7 +355,7 @@ class _Run:
                 raise
             raise UserError(f"the disk of {self.folder.path} is full. Make room, then go on with --resume") from error
         check_finite(result.training_loss, "the training loss")
-        watch.check(trainer)
+        watch.check(trainer, self.objective.unmoved)
         check_weights(trainer.model)
         return trainer, result
 

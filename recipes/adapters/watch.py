@@ -63,8 +63,11 @@ class Watch:
         self._first_step = step
         self._start = _fingerprints(model)
 
-    def check(self, trainer: Any) -> None:
+    def check(self, trainer: Any, unmoved: str) -> None:
         """Make sure that training reached what it had to.
+
+        Args:
+            unmoved: why it may not have, as the end of the message.
 
         Raises:
             UserError: names what is as it was.
@@ -77,8 +80,7 @@ class Watch:
             return  # a row that no token reaches, an expert that none is sent to: some must have moved
         if untrained:
             raise UserError(
-                f"{len(untrained)} adapter tensors are as they were before training: {_some(untrained)}. No gradient "
-                "reached them"
+                f"{len(untrained)} adapter tensors are as they were before training: {_some(untrained)}. {unmoved}"
             )
 
 

@@ -30,6 +30,7 @@ class Objective:
         higher_is_better: of that first figure.
         passes: forward passes of a step beyond the one that is learned from, as of a reference model.
         samples_its_data: it trains on answers that the model gives, so a step may hold nothing to learn.
+        unmoved: why a run may have trained nothing, as the end of a message.
     """
 
     head: ClassVar[str] = "causal_lm"
@@ -39,6 +40,7 @@ class Objective:
     shown: tuple[str, ...] = ("loss", "perplexity")
     higher_is_better: bool = False
     samples_its_data: ClassVar[bool] = False
+    unmoved: ClassVar[str] = "No gradient reached them"
     passes: int = 0
 
     def __init__(self, recipe: "Recipe", arguments: Any, config: "AnyformerConfig", tokenizer: Any) -> None:

@@ -25,6 +25,10 @@ class PolicyOptimisation(Objective):
     shown = ("reward", "length", "stopped")
     higher_is_better = True
     samples_its_data = True
+    unmoved = (
+        "No gradient reached them, as when every answer to a prompt gets the same reward: see the rewards in the log; "
+        "raise train.temperature, or give a reward that tells answers apart"
+    )
 
     def rewards(self) -> "list[Reward]":
         """The rewards of the recipe, loaded once."""
@@ -177,14 +181,13 @@ class ProximalPolicy(PolicyOptimisation):
         self.finish(model)
         set_seed(self.arguments.seed)
         policy = model if adapter is None else attach(model, adapter)
-        rewards = [_of_texts(reward) for reward in self.rewards()]
         return built(
             PPOTrainer,
             policy,
             self.arguments,
             train_dataset=train,
             processing_class=self.tokenizer,
-            reward=rewards,
+            reward=self.rewards(),
         )
 
     def save_extra(self, trainer: Any, folder: Any) -> None:
@@ -195,16 +198,6 @@ class ProximalPolicy(PolicyOptimisation):
 
         weights = {name: tensor.contiguous().cpu() for name, tensor in trainer.value_head.state_dict().items()}
         save_file(weights, folder / VALUE_HEAD)
-
-
-def _of_texts(reward: "Reward") -> Any:
-    """A reward as PPO calls it: with token ids first."""
-
-    def score(prompts_ids: Any, completions_ids: Any, texts: list[str], *, prompt: list[Any], **columns: Any) -> Any:
-        return reward(prompt, texts, **columns)
-
-    score.__name__ = reward.__name__
-    return score
 
 
 def render_prompt(prompt: Any, tokenizer: Any) -> str:

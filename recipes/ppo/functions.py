@@ -5,8 +5,10 @@ has no influence, whatever it is.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import nn
 
 
 def kl_penalty(logps: torch.Tensor, ref_logps: torch.Tensor, estimator: str) -> torch.Tensor:
@@ -112,3 +114,14 @@ def completion_mask(completions: torch.Tensor, stop_ids: list[int]) -> torch.Ten
     """True up to the first stop token and at it, [rows, tokens]."""
     stops = torch.isin(completions, torch.tensor(stop_ids, dtype=completions.dtype, device=completions.device))
     return stops.long().cumsum(-1) - stops.long() == 0
+
+
+def padded(rows: list[list[int]], pad: int, side: str, device: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, both [rows, longest], with the padding on that side."""
+    ids = nn.utils.rnn.pad_sequence(
+        [torch.tensor(row) for row in rows], batch_first=True, padding_value=pad, padding_side=side
+    )
+    mask = nn.utils.rnn.pad_sequence(
+        [torch.ones(len(row), dtype=torch.long) for row in rows], batch_first=True, padding_side=side
+    )
+    return ids.to(device), mask.to(device)

@@ -16,7 +16,7 @@ trained are kept twice. Both are the same forward pass with other weights: befor
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,9 +31,20 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import UserError
 from ..ppo_config import PPOConfig
-from .functions import AdaptiveKL, clipped_policy_loss, clipped_value_loss, completion_mask, gae, kl_penalty, whiten
-from .rewards import Reward, RewardModel, call_reward, padded, reward_name
+from ..rewards import checked_scores
+from .functions import (
+    AdaptiveKL,
+    clipped_policy_loss,
+    clipped_value_loss,
+    completion_mask,
+    gae,
+    kl_penalty,
+    padded,
+    whiten,
+)
 
+# Called as TRL calls a reward: (prompts, texts, completion_ids=..., **columns) -> one number for each text.
+RewardFunction = Callable[..., list[float]]
 VALUE_HEAD = "value_head.safetensors"
 STATE = "ppo_state.json"
 
@@ -82,8 +93,10 @@ class PPOTrainer(Trainer):
     Args:
         model: an `AnyformerForCausalLM`, or a `PeftModel` around one.
         processing_class: the tokenizer.
-        train_dataset: rows with `prompt_ids`, the chat template applied; all other columns go to the rewards.
-        reward: see `Reward`; several are added up.
+        train_dataset: rows with `prompt_ids`, the chat template applied; all other columns go to the rewards, `prompt`
+            as their first argument.
+        reward: a `recipes.rewards.Reward` or a function of that signature; several are added up. Functions get the ids
+            of each completion without padding too, a stop token included.
 
     Raises:
         UserError: settings under which this trainer does not work.
@@ -100,7 +113,7 @@ class PPOTrainer(Trainer):
         args: PPOConfig,
         processing_class: Any,
         train_dataset: Any,
-        reward: Reward | list[Reward],
+        reward: RewardFunction | list[RewardFunction],
         callbacks: list[Any] | None = None,
     ) -> None:
         super().__init__(
@@ -111,7 +124,7 @@ class PPOTrainer(Trainer):
             processing_class=processing_class,
             callbacks=callbacks,
         )
-        self.rewards: list[Reward] = reward if isinstance(reward, list) else [reward]
+        self.rewards = reward if isinstance(reward, list) else [reward]
         # The model without the wrapper of an adapter; the adapter's layers are in it.
         self.base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.body: nn.Module = self.base.base_model
@@ -142,13 +155,6 @@ class PPOTrainer(Trainer):
             )
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UserError("no parameter of the model would be trained")
-        for reward in self.rewards:
-            if isinstance(reward, RewardModel):
-                if reward.tokenizer.get_vocab() != self.processing_class.get_vocab():
-                    raise UserError(
-                        "the reward model has another vocabulary than the policy and cannot read its tokens"
-                    )
-                reward.model.to(self.args.device)
 
     # Rollouts
 
@@ -246,12 +252,16 @@ class PPOTrainer(Trainer):
         """The sum of all rewards for each completion, [rows]."""
         completions = [row[kept].tolist() for row, kept in zip(tokens, mask, strict=True)]
         texts = self.processing_class.batch_decode(completions, skip_special_tokens=True)
-        scores = torch.tensor(
-            [call_reward(reward, prompts, completions, texts, columns) for reward in self.rewards], device=mask.device
-        )
-        if len(self.rewards) > 1:
-            for reward, values in zip(self.rewards, scores, strict=True):
-                self._record({f"reward/{reward_name(reward)}": self._mean(values)})
+        given = {"completion_ids": completions} | columns
+        shown = given.pop("prompt", prompts)
+        names = [getattr(reward, "__name__", type(reward).__name__) for reward in self.rewards]
+        each = [
+            checked_scores(name, reward(shown, texts, **given), texts)
+            for name, reward in zip(names, self.rewards, strict=True)
+        ]
+        scores = torch.tensor(each, device=mask.device)
+        if len(names) > 1:
+            self._record({f"reward/{name}": self._mean(values) for name, values in zip(names, scores, strict=True)})
         return scores.sum(0)
 
     def score_tokens(

@@ -30,12 +30,12 @@ def prompts(count: int, seed: int = 1) -> list[dict[str, Any]]:
     ]
 
 
-def mean_id(prompts_ids, completions_ids, texts, **columns):
-    return [sum(ids) / len(ids) / VOCAB for ids in completions_ids]
+def mean_id(prompts, completions, completion_ids, **columns):
+    return [sum(ids) / len(ids) / VOCAB for ids in completion_ids]
 
 
-def share_of_seven(prompts_ids, completions_ids, texts, **columns):
-    return [ids.count(7) / len(ids) for ids in completions_ids]
+def share_of_seven(prompts, completions, completion_ids, **columns):
+    return [ids.count(7) / len(ids) for ids in completion_ids]
 
 
 def trainer_factory(tmp_path, tiny):
@@ -138,8 +138,8 @@ def distributed_run(folder: str, per_device: int, accumulation: int) -> dict[str
         dataloader_pin_memory=False,
     )
 
-    def reward(prompts_ids, completions_ids, texts, **_):
-        return [ids.count(7) + 0.1 * len(ids) for ids in completions_ids]
+    def reward(prompts, completions, completion_ids, **_):
+        return [ids.count(7) + 0.1 * len(ids) for ids in completion_ids]
 
     trainer = Fixed(AnyformerForCausalLM(config), arguments, tokenizer(), prompts(16), reward)
     trainer.train()

@@ -98,3 +98,13 @@ def test_a_wrong_reward_is_found_when_the_recipe_is_read(policy, tmp_path):
     policy_file = f"objective.reward={tmp_path / 'reward.py'}:vowels"
     with pytest.raises(UserError, match=r"objective\.reward.*defines no function 'vowels'; it has other"):
         policy("grpo", policy_file)
+
+
+def test_rewards_that_tell_nothing_apart_are_named_as_the_cause(policy, tmp_path):
+    file = tmp_path / "same.py"
+    file.write_text(
+        "def same(prompts, completions, **columns):\n    return [0.5] * len(completions)\n", encoding="utf-8"
+    )
+    alike = (f"objective.reward={file}:same", "train.max_steps=3", "train.save_steps=3", "eval.before=false")
+    with pytest.raises(UserError, match="every answer to a prompt gets the same reward"):
+        run_recipe(policy("grpo", *alike))

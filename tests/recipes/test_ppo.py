@@ -1,4 +1,4 @@
-"""PPO's rollouts and updates against passes without padding and losses written out; reward models."""
+"""PPO's rollouts and updates against passes without padding and losses written out."""
 
 import copy
 import math
@@ -13,7 +13,6 @@ from ppo_runs import (
     logged,
     mean_id,
     prompts,
-    tokenizer,
     trainer_factory,
     weights,
     with_lora,
@@ -21,7 +20,7 @@ from ppo_runs import (
 )
 
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.ppo import PPOTrainer, RewardModel
+from anyformer.recipes.ppo import PPOTrainer
 from anyformer.recipes.ppo import trainer as trainer_module
 
 make = pytest.fixture(trainer_factory)
@@ -132,7 +131,9 @@ def test_the_score_stands_at_the_last_token(make):
 
 
 def test_rewards_of_tokens_are_their_divergence(make):
-    trainer = make(beta=0.3, gamma=0.0, lam=0.0, whiten_advantages=False, reward=lambda p, c, t, **_: [0.0] * len(c))
+    trainer = make(
+        beta=0.3, gamma=0.0, lam=0.0, whiten_advantages=False, reward=lambda prompts, texts, **_: [0.0] * len(texts)
+    )
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.mul_(1.1)
@@ -148,12 +149,12 @@ def test_rewards_of_tokens_are_their_divergence(make):
 def test_rewards_get_ids_texts_and_columns(make):
     calls: list[dict[str, Any]] = []
 
-    def first(prompts_ids, completions_ids, texts, *, wanted):
-        calls.append({"prompts": prompts_ids, "completions": completions_ids, "texts": texts, "wanted": wanted})
-        return [1.0] * len(texts)
+    def first(prompts, completions, completion_ids, *, wanted):
+        calls.append({"prompts": prompts, "completions": completion_ids, "texts": completions, "wanted": wanted})
+        return [1.0] * len(completions)
 
-    def second(prompts_ids, completions_ids, texts, **_):
-        return [float(i) for i in range(len(texts))]
+    def second(prompts, completions, completion_ids, **_):
+        return [float(i) for i in range(len(completions))]
 
     rows = prompts(4)
     trainer = make(reward=[first, second], max_prompt_length=3, beta=0.0, whiten_advantages=False, lam=1.0)
@@ -177,7 +178,7 @@ def test_stop_tokens_are_those_of_the_generation_config(make):
     ends = [completions[row, length - 1].item() for row, length in enumerate(lengths)]
     ended = [end in (2, 16, 17, 18) for end in ends]
     assert 0 < sum(ended) < 16 and all(e or n == rollout.mask.shape[1] for e, n in zip(ended, lengths, strict=True))
-    scores = mean_id(None, [c[m].tolist() for c, m in zip(completions, rollout.mask, strict=True)], None)
+    scores = mean_id(None, None, [c[m].tolist() for c, m in zip(completions, rollout.mask, strict=True)])
     wanted = [score - (0 if e else 0.5) for score, e in zip(scores, ended, strict=True)]
     assert rollout.returns[:, 0].tolist() == pytest.approx(wanted)
     assert trainer._metrics["ended"] == [sum(ended) / 16]
@@ -324,9 +325,9 @@ def test_each_update_moves_policy_and_value_head_by_the_clipped_gradient(make):
 def test_other_columns_are_removed_on_request(make):
     seen = []
 
-    def reward(prompts_ids, completions_ids, texts, **rest):
+    def reward(prompts, completions, completion_ids, **rest):
         seen.append(sorted(rest))
-        return [0.0] * len(texts)
+        return [0.0] * len(completions)
 
     for remove in (False, True):
         make(max_steps=1, remove_unused_columns=remove, reward=reward).train()
@@ -344,7 +345,7 @@ def test_the_order_of_prompts_follows_the_seed_alone(make):
 
 def test_whitened_rewards_have_variance_one(make):
     trainer = make(
-        reward=lambda prompts_ids, completions_ids, texts, **_: [float(ids[0]) for ids in completions_ids],
+        reward=lambda prompts, completions, completion_ids, **_: [float(ids[0]) for ids in completion_ids],
         whiten_rewards=True,
         whiten_advantages=False,
         gamma=0.0,
@@ -356,38 +357,12 @@ def test_whitened_rewards_have_variance_one(make):
     assert abs(rewards.mean().item()) > 1e-4
 
 
-# Reward models
-
-
-def test_a_reward_model_reads_the_last_real_token(tiny, make):
-    model = tiny(head="sequence_classification", vocab_size=VOCAB, num_labels=1, seed=4)
-    reward = RewardModel(model, tokenizer(), batch_size=3)
-    trainer = make(reward=reward, beta=0.0, lam=1.0, whiten_advantages=False)
-    rollout = trainer.rollout(columns(prompts(8)))
-    for row in range(8):
-        ids = rollout.input_ids[row][rollout.attention_mask[row].bool()][None]
-        with torch.no_grad():
-            score = model(ids, attention_mask=torch.ones_like(ids)).logits.item()
-        assert rollout.returns[row, 0].item() == pytest.approx(score, abs=1e-5)
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_reward_models_that_cannot_score_are_refused(tiny, make):
-    with pytest.raises(UserError, match="has 2 labels: a score needs num_labels 1"):
-        RewardModel(tiny(head="sequence_classification", vocab_size=VOCAB), tokenizer())
-    other = tokenizer()
-    other.add_tokens(["more"])
-    model = tiny(head="sequence_classification", vocab_size=VOCAB + 1, num_labels=1)
-    with pytest.raises(UserError, match="another vocabulary"):
-        make(reward=RewardModel(model, other))
-
-
 @pytest.mark.parametrize(
     ("scores", "message"),
-    [([1.0], "the reward fixed gave 1 scores for 4 completions"), ([1.0, math.nan, 0, 0], "gave nan for 't")],
+    [([1.0], "reward fixed: gives 1 numbers for 4 answers"), ([1.0, math.nan, 0, 0], "gives nan for 't")],
 )
 def test_scores_that_are_none_are_refused(make, scores, message):
-    def fixed(prompts_ids, completions_ids, texts, **_):
+    def fixed(prompts, completions, completion_ids, **_):
         return scores
 
     with pytest.raises(UserError, match=message):

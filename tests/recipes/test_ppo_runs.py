@@ -165,8 +165,8 @@ def test_the_reward_of_unseen_prompts_rises(lora, tiny, make):
 def test_the_policy_approaches_the_optimum_in_closed_form(tiny, make):
     """Of one token, score minus beta times the divergence is largest at pi ~ ref * exp(score / beta)."""
 
-    def five_or_six(prompts_ids, completions_ids, texts, **_):
-        return [1.0 if ids[0] == 5 else 0.5 if ids[0] == 6 else 0.0 for ids in completions_ids]
+    def five_or_six(prompts, completions, completion_ids, **_):
+        return [1.0 if ids[0] == 5 else 0.5 if ids[0] == 6 else 0.0 for ids in completion_ids]
 
     model = tiny(vocab_size=VOCAB, initializer_range=0.05)
     prompt = torch.tensor([[9, 8]])
