@@ -16,13 +16,13 @@ from .validation import architecture_problems, rope_problems
 AUTO_MAP = {
     "AutoConfig": "configuration_anyformer.AnyformerConfig",
     "AutoModel": "modeling_anyformer.AnyformerModel",
-    "AutoModelForCausalLM": "heads.AnyformerForCausalLM",
-    "AutoModelForMaskedLM": "heads.AnyformerForMaskedLM",
-    "AutoModelForPreTraining": "heads.AnyformerForPreTraining",
-    "AutoModelForQuestionAnswering": "heads.AnyformerForQuestionAnswering",
-    "AutoModelForSeq2SeqLM": "heads.AnyformerForConditionalGeneration",
-    "AutoModelForSequenceClassification": "heads.AnyformerForSequenceClassification",
-    "AutoModelForTokenClassification": "heads.AnyformerForTokenClassification",
+    "AutoModelForCausalLM": "generation_heads.AnyformerForCausalLM",
+    "AutoModelForMaskedLM": "language_heads.AnyformerForMaskedLM",
+    "AutoModelForPreTraining": "language_heads.AnyformerForPreTraining",
+    "AutoModelForQuestionAnswering": "classifier_heads.AnyformerForQuestionAnswering",
+    "AutoModelForSeq2SeqLM": "generation_heads.AnyformerForConditionalGeneration",
+    "AutoModelForSequenceClassification": "classifier_heads.AnyformerForSequenceClassification",
+    "AutoModelForTokenClassification": "classifier_heads.AnyformerForTokenClassification",
 }
 
 # Keyword arguments that the base class takes beside its fields.

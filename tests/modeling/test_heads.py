@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 from anyformer.modeling import AUTO_MAP, HEADS, AnyformerConfig
-from anyformer.modeling.heads import shift_right
+from anyformer.modeling.head_base import shift_right
 
 BOTH = {"architecture": "encoder-decoder", "decoder_start_token_id": 1}
 SHAPES = {"decoder": {}, "encoder": {"architecture": "encoder", "pooler": True, "type_vocab_size": 2}, "both": BOTH}

@@ -93,7 +93,7 @@ def test_import_registers_the_auto_classes_and_loads_no_torch(tiny, tmp_path, im
         f"{imports}; print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})).__module__)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert result.stdout.strip() == "anyformer.modeling.heads", result.stderr[-2000:]
+    assert result.stdout.strip() == "anyformer.modeling.generation_heads", result.stderr[-2000:]
 
 
 def test_importing_after_the_auto_classes_registers_at_once(tiny, tmp_path):
