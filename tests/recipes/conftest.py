@@ -1,10 +1,12 @@
 """A recipe on a tiny model and rows that it can learn."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 
 from anyformer.recipes.loading import load_recipe
+from anyformer.recipes.progress import TrainingProgress
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
@@ -43,3 +45,20 @@ eval: {{samples: 2, max_new_tokens: 6}}
     path = tmp_path / "recipe.yaml"
     path.write_text(text, encoding="utf-8")
     return lambda *overrides: load_recipe(path, overrides)
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """A function: a context in which a run is stopped, as by Ctrl-C, when its first checkpoint is there."""
+
+    def halt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def until(owner=TrainingProgress, method="on_save"):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, halt)
+            with pytest.raises(KeyboardInterrupt):
+                yield
+
+    return until

@@ -13,6 +13,7 @@ from peft import IA3Config, LoraConfig, PeftModel, PromptTuningConfig, get_peft_
 from recipe_files import GOOD, fault, write
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from tuning import assert_equal_weights
 
 import anyformer
 from anyformer.recipes.adapters import (
@@ -230,25 +231,16 @@ def test_a_classifier_goes_on_with_its_layer(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ia3", "lora-plus", "prompt-tuning", "p-tuning-lstm", "prefix-projected"])
-def test_resume_is_bit_equal(run, name, monkeypatch, tmp_path):
-    from anyformer.recipes.progress import TrainingProgress
-
+def test_resume_is_bit_equal(run, name, interrupted, tmp_path):
     adapter = SOFT.get(name) or MERGED[name]
     saving = ("train.save_strategy=steps", "train.save_steps=5", "model.config={attention_dropout: 0.1}")
     common = (f"adapter={adapter}", rate(adapter), *saving, "eval.samples=0")
     whole, _ = run(*common, name="whole")
 
-    def halt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "on_save", halt)
-        with pytest.raises(KeyboardInterrupt):
-            run(*common, name="halted")
+    with interrupted():
+        run(*common, name="halted")
     halted, _ = run(*common, name="halted", resume=True)
-    file = "model.safetensors" if (whole / "model.safetensors").is_file() else "adapter_model.safetensors"
-    expected, got = (load_file(folder / file) for folder in (whole, halted))
-    assert expected.keys() == got.keys() and all(expected[n].equal(got[n]) for n in expected)
+    assert_equal_weights(whole, halted)
 
 
 def test_a_prompt_without_its_network_goes_on_as_vectors(run):

@@ -47,16 +47,9 @@ def test_zero_matrices_are_named(tiny):
         check_adapters_move(model)
 
 
-def test_a_resume_that_wraps_a_fresh_adapter_is_caught(recipe, monkeypatch):
-    from anyformer.recipes.progress import TrainingProgress
-
-    def halt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "on_save", halt)
-        with pytest.raises(KeyboardInterrupt):
-            run_recipe(recipe(*QUICK))
+def test_a_resume_that_wraps_a_fresh_adapter_is_caught(recipe, monkeypatch, interrupted):
+    with interrupted():
+        run_recipe(recipe(*QUICK))
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_load_from_checkpoint", lambda *args, **kwargs: None)
         with pytest.raises(UserError, match=r"is not the one of .*checkpoint-2.*differs"):

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-import torch
+from tuning import assert_equal_weights
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.run import run_recipe
@@ -63,24 +63,15 @@ def test_the_first_step_is_at_no_distance_from_the_reference(policy, kind, adapt
     assert abs(distances[1]) > 0
 
 
-def test_resume_is_bit_equal(policy, tmp_path, monkeypatch):
-    from safetensors.torch import load_file
-
-    from anyformer.recipes.progress import TrainingProgress
-
-    def halt(*args, **kwargs):
-        raise KeyboardInterrupt
+def test_resume_is_bit_equal(policy, tmp_path, interrupted):
 
     few = ("train.max_steps=4", "train.save_steps=2", "eval.before=false", "eval.samples=0")
     whole = run_recipe(policy("grpo", *few, f"train.output_dir={tmp_path / 'whole'}"))
     halted = policy("grpo", *few, f"train.output_dir={tmp_path / 'halted'}")
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "on_save", halt)
-        with pytest.raises(KeyboardInterrupt):
-            run_recipe(halted)
+    with interrupted():
+        run_recipe(halted)
     resumed = run_recipe(halted, resume=True)
-    expected, got = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert_equal_weights(whole, resumed)
 
 
 def test_prompts_without_room_are_counted_or_refused(policy, capsys):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tuning import assert_equal_weights
 
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.run import run_recipe
@@ -102,26 +103,17 @@ def test_a_run_is_better_on_held_out_pairs_and_opens_again(recipe, kind, overrid
 
 @pytest.mark.parametrize("kind", ["dpo", "kto", "orpo", "reward"])
 @pytest.mark.parametrize("adapter", ["{kind: lora, r: 4, lora_dropout: 0.1}", "{kind: none}"], ids=["lora", "full"])
-def test_resume_is_bit_equal(recipe, tmp_path, monkeypatch, kind, adapter):
+def test_resume_is_bit_equal(recipe, tmp_path, interrupted, kind, adapter):
     """Stopped at step 5 of 8 with dropout configured: the reference and the last weights are the undisturbed run's."""
     common = (f"adapter={adapter}", "model.config={attention_dropout: 0.1}", "train.max_steps=8", "train.save_steps=5")
     common += ("train.learning_rate=1e-3", "eval.samples=0")
     whole = run_recipe(recipe(kind, *common, f"train.output_dir={tmp_path / 'whole'}"))
     halted = recipe(kind, *common, f"train.output_dir={tmp_path / 'halted'}")
 
-    from anyformer.recipes.progress import TrainingProgress
-
-    def halt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "on_save", halt)
-        with pytest.raises(KeyboardInterrupt):
-            run_recipe(halted)
+    with interrupted():
+        run_recipe(halted)
     resumed = run_recipe(halted, resume=True)
-    expected, got = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
-    assert expected.keys() == got.keys()
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert_equal_weights(whole, resumed)
     assert metrics_of(resumed)["after"] == metrics_of(whole)["after"]
 
 

@@ -12,6 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from recipe_files import GOOD, fault
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from tuning import assert_equal_weights
 
 import anyformer
 from anyformer.recipes import quantization as module
@@ -210,22 +211,14 @@ def test_an_adapter_that_is_kept_is_measured_on_the_base_that_it_names(run, tiny
     assert not getattr(base, "is_quantized", False)
 
 
-def test_training_goes_on_and_resumes_on_a_quantised_base(run, monkeypatch):
-    from anyformer.recipes.progress import TrainingProgress
-
+def test_training_goes_on_and_resumes_on_a_quantised_base(run, interrupted):
     saving = ("train.save_strategy=steps", "train.save_steps=5", "eval.samples=0")
     whole, metrics = run(FOUR_BITS, *saving, name="whole")
 
-    def halt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "on_save", halt)
-        with pytest.raises(KeyboardInterrupt):
-            run(FOUR_BITS, *saving, name="halted")
+    with interrupted():
+        run(FOUR_BITS, *saving, name="halted")
     halted, _ = run(FOUR_BITS, *saving, name="halted", resume=True)
-    expected, got = (load_file(folder / "model.safetensors") for folder in (whole, halted))
-    assert all(expected[name].equal(got[name]) for name in expected)
+    assert_equal_weights(whole, halted)
     _, went_on = run(FOUR_BITS, f"adapter={{path: {whole / 'adapter'}}}", name="on")
     assert went_on["before"]["loss"] == pytest.approx(metrics["after"]["loss"], abs=1e-6)
     assert went_on["quantized_before"]["loss"] == pytest.approx(metrics["quantized_after"]["loss"], abs=1e-6)

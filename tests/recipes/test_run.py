@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from tuning import assert_equal_weights
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
@@ -76,7 +77,7 @@ def test_an_unmerged_adapter_opens_with_its_base(recipe, tiny_checkpoint):
 
 @pytest.mark.parametrize("adapter", ["{kind: lora, r: 4, lora_dropout: 0.1}", "{kind: none}"], ids=["lora", "full"])
 @pytest.mark.parametrize("packing", ["false", "true"])
-def test_resume_is_bit_equal(recipe, tmp_path, monkeypatch, adapter, packing):
+def test_resume_is_bit_equal(recipe, tmp_path, interrupted, adapter, packing):
     """Stopped at step 17 of 24 with dropout on: the last weights are those of the undisturbed run."""
     common = (
         f"adapter={adapter}",
@@ -90,26 +91,17 @@ def test_resume_is_bit_equal(recipe, tmp_path, monkeypatch, adapter, packing):
     whole = run_recipe(recipe(*common, f"train.output_dir={tmp_path / 'whole'}"))
     halted = recipe(*common, f"train.output_dir={tmp_path / 'halted'}")
 
-    from anyformer.recipes.progress import TrainingProgress
-
-    def halt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "on_save", halt)
-        with pytest.raises(KeyboardInterrupt):
-            run_recipe(halted)
+    with interrupted():
+        run_recipe(halted)
     with pytest.raises(UserError, match=r"unfinished run: give --resume to go on from checkpoint-17"):
         run_recipe(halted)
     resumed = run_recipe(halted, resume=True)
-    expected, got = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
-    assert expected.keys() == got.keys()
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert_equal_weights(whole, resumed)
     assert metrics_of(resumed)["before"] == metrics_of(whole)["before"]
 
 
 @pytest.mark.parametrize("adapter", ["{kind: lora, r: 4}", "{kind: none}"], ids=["lora", "full"])
-def test_stopped_after_the_last_step_nothing_more_is_trained(recipe, tmp_path, monkeypatch, adapter):
+def test_stopped_after_the_last_step_nothing_more_is_trained(recipe, tmp_path, interrupted, adapter):
     """As when the measures after training are cut short; the learning rate is not 0 at the end here."""
     from anyformer.recipes.run import _Run
 
@@ -118,16 +110,10 @@ def test_stopped_after_the_last_step_nothing_more_is_trained(recipe, tmp_path, m
     whole = run_recipe(recipe(*common, f"train.output_dir={tmp_path / 'whole'}"))
     halted = recipe(*common, f"train.output_dir={tmp_path / 'halted'}")
 
-    def halt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_Run, "detach", halt)
-        with pytest.raises(KeyboardInterrupt):
-            run_recipe(halted)
+    with interrupted(_Run, "detach"):
+        run_recipe(halted)
     resumed = run_recipe(halted, resume=True)
-    expected, got = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert_equal_weights(whole, resumed)
     metrics = [metrics_of(folder) for folder in (whole, resumed)]
     assert metrics[0]["after"] == metrics[1]["after"]
     assert [entry["loss"] for entry in metrics[0]["history"] if "loss" in entry] == [

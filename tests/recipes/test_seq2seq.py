@@ -5,14 +5,13 @@ import random
 import pytest
 import torch
 from labelled import built, first_batch, metrics_of, write_recipe
-from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
+from tuning import assert_equal_weights
 
 from anyformer.recipes.byte_tokenizer import byte_tokenizer
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.padding import pad_rows
-from anyformer.recipes.progress import TrainingProgress
 from anyformer.recipes.run import prepare, run_recipe
 
 EOS, BOS, PAD = 2, 1, 0
@@ -228,23 +227,16 @@ def test_a_stock_checkpoint_goes_on_with_its_own_start_token(recipe, tmp_path):
     assert saved.config.decoder_start_token_id == saved.generation_config.decoder_start_token_id == 3
 
 
-def test_resume_is_bit_equal(recipe, tmp_path, monkeypatch):
+def test_resume_is_bit_equal(recipe, tmp_path, interrupted):
     """Stopped at step 7 of 12 with dropout on: the last weights are those of the undisturbed run."""
     common = ("train.max_steps=12", "train.save_strategy=steps", "train.save_steps=7", "eval.samples=0")
     whole = run_recipe(recipe(*common, f"train.output_dir={tmp_path / 'whole'}"))
     halted = recipe(*common, f"train.output_dir={tmp_path / 'halted'}")
 
-    def halt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "on_save", halt)
-        with pytest.raises(KeyboardInterrupt):
-            run_recipe(halted)
+    with interrupted():
+        run_recipe(halted)
     resumed = run_recipe(halted, resume=True)
-    expected, got = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
-    assert expected.keys() == got.keys()
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert_equal_weights(whole, resumed)
 
 
 def test_experts_learn_with_their_router_losses_but_not_smoothed(recipe):

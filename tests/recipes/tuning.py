@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from anyformer.recipes.adapters import peft_config
 from anyformer.recipes.arguments import training_arguments
 from anyformer.recipes.loading import load_recipe
@@ -10,6 +12,14 @@ from anyformer.recipes.objectives import objective_class
 from anyformer.recipes.schema import OBJECTIVES
 
 LORA = "adapter={kind: lora, r: 4, target_modules: all-linear}"
+
+
+def assert_equal_weights(first: Path, second: Path) -> None:
+    """Two run folders hold the same model, or the same adapter, to the last bit."""
+    name = "model.safetensors" if (first / "model.safetensors").is_file() else "adapter_model.safetensors"
+    expected, got = load_file(first / name), load_file(second / name)
+    assert expected.keys() == got.keys()
+    assert all(expected[name].equal(got[name]) for name in expected)
 
 
 def message(role: str, text: str) -> list[dict[str, str]]:
