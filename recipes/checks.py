@@ -8,13 +8,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from . import schema
-from .adapters.checks import across_adapter, across_quantization
-from .checks_preference import across_preference
-from .introspection import class_fields
-from .row_formats import FORMATS
+from .cross_checks import across
 from .schema import KINDS, SECTIONS, Recipe
-from .sources import BUILT_IN
-from .yaml_tree import TOKEN, Path, kind_of, redact
+from .yaml_tree import TOKEN, Path, show
 
 Fault = tuple[Path, str]
 
@@ -56,7 +52,7 @@ def check(data: dict[str, Any]) -> tuple[Recipe | None, list[Fault]]:
         faults = explain(error, data)
     reported = {path for path, _ in faults}
     # A combination is judged only where its parts are sound.
-    faults += [(path, text) for path, text in _across(data, reported) if not any(path[: len(p)] == p for p in reported)]
+    faults += [(path, text) for path, text in across(data, reported) if not any(path[: len(p)] == p for p in reported)]
     told = {path for path, text in faults if "HF_TOKEN" in text}
     faults += [(path, _TOKEN_FOUND) for path in _tokens(data, ()) if path not in told]
     return (None, faults) if faults else (recipe, [])
@@ -211,16 +207,6 @@ def _near_choice(value: Any, must: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
-def show(value: Any) -> str:
-    """A value for a message: short, and never an access token."""
-    if isinstance(value, dict | list):
-        return kind_of(value)
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    text = redact(repr(value))
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _missing(path: Path) -> str:
     hints: dict[Path, str] = {
         ("model",): "is missing: name a model, as model: {path: HuggingFaceTB/SmolLM2-135M-Instruct} does",
@@ -291,200 +277,3 @@ def _nested(model: type[BaseModel] | None, step: int | str) -> type[BaseModel] |
             return kind
         queue.extend(get_args(kind))
     return None
-
-
-# What no single section can see
-
-
-def _across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
-    sections: dict[str, dict[str, Any]] = {name: _mapping(data.get(name)) for name in SECTIONS}
-    yield from _across_model(sections["model"], "model" in data)
-    yield from _across_data(sections["data"])
-    yield from _across_objective(sections["model"], sections["objective"])
-    yield from _across_train(sections, data)
-    kind = schema.kind_in("objective", data.get("objective"))
-    # A value of the wrong kind is reported already, and must not be reasoned about.
-    if kind in KINDS["objective"] and not any(path[:1] in (("train",), ("adapter",)) for path in reported):
-        yield from across_preference(kind, sections)
-    steps = {("train", f"{name}_{what}") for name in ("eval", "save", "logging") for what in ("strategy", "steps")}
-    if not steps & reported:
-        yield from _across_evaluation(sections, data)
-    if not any(path[:2] == ("model", "quantization") for path in reported):
-        yield from across_quantization(sections["model"])
-    yield from _across_adapter(sections)
-    kind = schema.kind_in("objective", data.get("objective"))
-    if kind in ("classify", "token-classify"):
-        yield from _across_classes(sections)
-    if kind == "seq2seq":
-        yield from _across_generation(sections["train"])
-
-
-def _across_adapter(sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:
-    kind = schema.kind_in("adapter", sections["adapter"])
-    entry = KINDS["adapter"].get(kind)
-    if entry is None:
-        return
-    yield from across_adapter(sections, kind, class_fields(*entry.config) if entry.config else {})
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _across_model(model: dict[str, Any], given: bool) -> Iterator[Fault]:
-    path, preset = model.get("path"), model.get("preset")
-    if path is not None and preset is not None:
-        yield ("model", "preset"), "path and preset are both set: keep one and set the other to null"
-    elif path is None and preset is None and given:
-        yield ("model",), "needs path (a model to start from) or preset (an architecture to train from scratch)"
-    elif preset is not None and model.get("tokenizer") is None:
-        yield (
-            ("model", "preset"),
-            "a preset has no tokenizer: set model.tokenizer to a Hub id, a folder, a package: file or builtin:bytes",
-        )
-
-
-def _across_objective(model: dict[str, Any], objective: dict[str, Any]) -> Iterator[Fault]:
-    kind = schema.kind_in("objective", objective)
-    entry, preset = KINDS["objective"].get(kind), _preset(model)
-    if entry is not None and preset is not None:
-        here, name, shape = ("objective", "kind"), model["preset"], preset.get("architecture", "decoder")
-        fitting = [other for other, its in KINDS["objective"].items() if shape in its.shapes] or ["no objective yet"]
-        pairs = preset.get("pooler") is True and _number(preset.get("type_vocab_size"), 0) >= 2
-        if shape in schema.SHAPES and shape not in entry.shapes:
-            found = f"{kind} does not train the preset {name}: it has architecture {shape}"
-            right = f"which goes with {', '.join(fitting)}. Choose another objective or {_either(entry.shapes)}"
-            yield here, f"{found}, {right}"
-        elif kind == "mlm-nsp" and not pairs:
-            lacks = f"reads the pooler and tells two texts apart by their token types, which the preset {name} lacks"
-            yield here, f"mlm-nsp {lacks}: set model.config: {{pooler: true, type_vocab_size: 2}}"
-    if kind in ("mlm", "mlm-nsp"):
-        yield from _across_masking(objective)
-
-
-def _preset(model: dict[str, Any]) -> dict[str, Any] | None:
-    """The config fields of a recipe's preset under its own `model.config`; None where the preset cannot be read."""
-    from .loading import RecipeError, load_preset
-
-    name = model.get("preset")
-    if not isinstance(name, str) or model.get("path") is not None:
-        return None
-    try:
-        return load_preset(name) | _mapping(model.get("config"))
-    except RecipeError:  # reported where presets are checked
-        return None
-
-
-def _number(value: Any, otherwise: float) -> float:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
-
-
-def _either(names: tuple[str, ...]) -> str:
-    return " or ".join(f"{'an' if name[0] in 'aeiou' else 'a'} {name}" for name in names)
-
-
-def _across_masking(objective: dict[str, Any]) -> Iterator[Fault]:
-    masked, replaced = objective.get("mask_replace_prob"), objective.get("random_replace_prob")
-    if objective.get("whole_word") is True:
-        for name, value, only in (("mask_replace_prob", masked, 1), ("random_replace_prob", replaced, 0)):
-            if value is not None and value != only:
-                text = f"must be {only} or left out, found {show(value)}: the mask token alone hides whole words"
-                yield ("objective", name), text
-        return
-    total = _number(masked, 0.8) + _number(replaced, 0.1)
-    if total > 1:
-        text = f"and mask_replace_prob come to {total:g}; what is left of 1 stays as it is, so lower one of them"
-        yield ("objective", "random_replace_prob"), text
-
-
-def _across_data(data: dict[str, Any]) -> Iterator[Fault]:
-    if data.get("eval_source") is not None and data.get("eval_fraction"):
-        yield ("data", "eval_fraction"), "eval_source names the held-out rows already: remove one of the two"
-    source = data.get("source")
-    built_in = BUILT_IN.get(source) if isinstance(source, str) else None
-    if built_in is not None:
-        wanted = data.get("format")
-        if wanted in FORMATS and wanted not in built_in.formats:
-            yield ("data", "format"), f"{source} is {built_in.format}, not {wanted}: remove the key"
-        if data.get("columns"):
-            yield ("data", "columns"), f"{source} has no columns to rename: remove the key"
-
-
-def _across_train(sections: dict[str, Any], data: dict[str, Any]) -> Iterator[Fault]:
-    train = sections["train"]
-    for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
-        if train.get(one) is True and train.get(other) is True:
-            yield ("train", other), f"{one} and {other} are both true: choose one"
-    scratch_fp16 = sections["model"].get("dtype") == "float16" and train.get("fp16") is True
-    if scratch_fp16 and schema.kind_in("adapter", sections["adapter"]) == "none":
-        yield ("train", "fp16"), "cannot scale gradients of weights in float16: set model.dtype to float32"
-    if train.get("packing") is True and "max_length" in train and train["max_length"] is None:
-        yield ("train", "packing"), "packs rows into blocks of max_length tokens: set train.max_length"
-    for name in ("logging_steps", "eval_steps", "save_steps"):
-        value = train.get(name)
-        if isinstance(value, float) and value > 1 and not value.is_integer():
-            yield ("train", name), f"must be a whole number of steps, or below 1 for a share of all, found {value:g}"
-
-
-def _across_evaluation(sections: dict[str, Any], data: dict[str, Any]) -> Iterator[Fault]:
-    entry = KINDS["objective"].get(schema.kind_in("objective", data.get("objective")))
-    if entry is None or entry.config is None:
-        return
-    train, defaults = sections["train"], class_fields(*entry.config)
-
-    def setting(name: str) -> Any:
-        return train.get(name, defaults[name].default)
-
-    strategy = setting("eval_strategy")
-    held_out = sections["data"].get("eval_source") is not None or sections["data"].get("eval_fraction") != 0
-    if strategy != "no" and not held_out:
-        text = "nothing is held out to evaluate on: set data.eval_fraction or data.eval_source"
-        yield ("train", "eval_strategy"), text
-    if strategy == "no":
-        if setting("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"):
-            text = "follows the evaluation loss: set train.eval_strategy to steps or epoch"
-            yield ("train", "lr_scheduler_type"), text
-        if setting("load_best_model_at_end") is True:
-            yield ("train", "load_best_model_at_end"), "needs evaluation: set train.eval_strategy to steps or epoch"
-    elif setting("load_best_model_at_end") is True and setting("save_strategy") != "best":
-        yield from _best_model(setting)
-
-
-def _best_model(setting: Any) -> Iterator[Fault]:
-    here: Path = ("train", "load_best_model_at_end")
-    if setting("eval_strategy") != setting("save_strategy"):
-        text = f"save_strategy is {setting('save_strategy')} but eval_strategy is {setting('eval_strategy')}"
-        yield here, f"{text}: make them equal, or set save_strategy to best"
-        return
-    evaluate = setting("eval_steps") or setting("logging_steps")
-    save = setting("save_steps")
-    both = isinstance(evaluate, int | float) and isinstance(save, int | float) and evaluate > 0
-    if setting("eval_strategy") == "steps" and both and round(save / evaluate, 6) % 1:
-        yield here, f"save_steps ({save:g}) must be a multiple of eval_steps ({evaluate:g})"
-
-
-def _across_classes(sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:
-    problem = sections["objective"].get("problem", "single-label")
-    if problem != "single-label" and sections["train"].get("label_smoothing_factor"):
-        text = f"smooths one class among others, not {problem} targets: remove it"
-        yield ("train", "label_smoothing_factor"), text
-    if problem == "regression" and sections["objective"].get("labels") is not None:
-        yield ("objective", "labels"), "a regression has values, no classes: remove it"
-    if sections["adapter"].get("merge") is False:
-        yield (
-            ("adapter", "merge"),
-            "the objective adds a layer that the base model does not have, and the adapter would open on a base "
-            "without it: remove the key (the adapter alone is saved beside the merged model)",
-        )
-
-
-def _across_generation(train: dict[str, Any]) -> Iterator[Fault]:
-    if train.get("predict_with_generate") is True:
-        if train.get("eval_strategy", "no") == "no":
-            text = "is for the evaluation in training, and there is none: set train.eval_strategy to steps or epoch"
-            yield ("train", "predict_with_generate"), text
-        return
-    for name in ("generation_max_length", "generation_num_beams"):
-        if train.get(name) is not None:
-            text = "is for the evaluation in training with answers: set train.predict_with_generate to true"
-            yield ("train", name), text

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from .run import Prepared
+    from .prepare import Prepared
     from .run_folder import RunFolder
     from .schema import Recipe
 

@@ -8,18 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from .adapters.bases import check_base_can_be_named
 from .console import make_console, show_plan
 from .errors import UserError
-from .run import (
-    Prepared,
-    check_base_can_be_named,
-    check_inputs_survive,
-    check_repository,
-    faults_told,
-    model_of,
-    prepare,
-    run_recipe,
-)
+from .prepare import Prepared, model_of, prepare
+from .run import check_inputs_survive, check_repository, faults_told, run_recipe
 from .run_folder import METRICS, RECIPE, Record, RunFolder, changed_training
 from .schema import OBJECTIVES
 from .stages import Pipeline, Stage

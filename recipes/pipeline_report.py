@@ -12,7 +12,7 @@ from .stages import Pipeline, Stage
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .run import Prepared
+    from .prepare import Prepared
 
 Row = dict[str, Any]
 BASE = "base"  # the model that the first stage starts from
@@ -92,7 +92,7 @@ def _comparison(pipeline: Pipeline, last: Stage) -> dict[str, Any] | None:
     import torch
 
     from .log_probs import log_probs
-    from .run import prepare
+    from .prepare import prepare
 
     prepared = prepare(pipeline.resolved(last))
     rows = _answerable(prepared) if prepared.objective.head == "causal_lm" else []

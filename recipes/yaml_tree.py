@@ -363,6 +363,16 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
+def show(value: Any) -> str:
+    """A value for a message: short, and never an access token."""
+    if isinstance(value, dict | list):
+        return kind_of(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = redact(repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def write_yaml(data: dict[str, Any]) -> str:
     """Write plain values as YAML 1.2 that `read_yaml` reads back unchanged."""
     from io import StringIO

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.models import load_model, with_head
-from anyformer.recipes.run import prepare
+from anyformer.recipes.prepare import prepare
 
 SHAPES = ("decoder", "encoder", "encoder-decoder")
 

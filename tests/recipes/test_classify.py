@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from anyformer.recipes.byte_tokenizer import byte_tokenizer
 from anyformer.recipes.conversion import export_checkpoint
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.run import prepare, run_recipe
+from anyformer.recipes.prepare import prepare
+from anyformer.recipes.run import run_recipe
 
 ANIMALS, FRUITS = ["cat", "dog", "cow", "hen"], ["fig", "kiwi", "plum", "pear"]
 ROWS = [

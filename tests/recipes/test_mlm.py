@@ -15,7 +15,8 @@ from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.masking import Masking, masked_figures, word_offsets
 from anyformer.recipes.padding import pad_rows
-from anyformer.recipes.run import prepare, run_recipe
+from anyformer.recipes.prepare import prepare
+from anyformer.recipes.run import run_recipe
 from anyformer.recipes.tokenize_lm import tokenize_pairs, tokenize_pieces
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

@@ -235,7 +235,7 @@ def test_a_run_is_better_on_held_out_texts(recipe, overrides, tiny_checkpoint, c
 
 def test_the_held_out_loss_is_that_of_the_model_on_each_row(recipe, tiny_checkpoint):
     """The measure against the model's own loss, row by row, weighted by targets; the batch size changes nothing."""
-    from anyformer.recipes.run import prepare
+    from anyformer.recipes.prepare import prepare
 
     folder = run_recipe(recipe("objective.packing=documents", "train.max_steps=2"))
     ready = prepare(recipe("objective.packing=documents"))

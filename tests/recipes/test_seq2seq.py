@@ -12,7 +12,8 @@ from tuning import assert_equal_weights
 from anyformer.recipes.byte_tokenizer import byte_tokenizer
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.padding import pad_rows
-from anyformer.recipes.run import prepare, run_recipe
+from anyformer.recipes.prepare import prepare
+from anyformer.recipes.run import run_recipe
 
 EOS, BOS, PAD = 2, 1, 0
 

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from transformers import pipeline
 
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.run import prepare, run_recipe
+from anyformer.recipes.prepare import prepare
+from anyformer.recipes.run import run_recipe
 
 NAMES = {"Ann": "PER", "Bo Li": "PER", "Rome": "LOC", "New York": "LOC"}
 
