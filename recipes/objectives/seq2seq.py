@@ -98,9 +98,9 @@ class SequenceToSequence(Objective):
         """A row within the limits, counted in the report; None: it is left out."""
         limits = self.limits
         report.longest = max(report.longest, len(source), len(target))
-        cause = "" if source else "without a token in the source"
+        cause = self.unusable(row) or ("" if source else "without a token in the source")
         long = [len(ids) > limit for ids, limit in zip((source, target), limits, strict=True)]
-        if any(long) and self.recipe.data.truncation == "drop":
+        if not cause and any(long) and self.recipe.data.truncation == "drop":
             cause = f"longer than {self.limit_names[long.index(True)]} ({limits[long.index(True)]})"
         if cause:
             report.dropped[cause] = report.dropped.get(cause, 0) + 1
@@ -110,6 +110,10 @@ class SequenceToSequence(Objective):
         report.truncated += any(long)
         report.stopped += not long[1]
         return source, target[: limits[1]]  # a cut target does not end, and is not taught to
+
+    def unusable(self, row: Row) -> str:
+        """Why a row is left out whatever its length, or nothing."""
+        return ""
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
@@ -245,36 +249,43 @@ class SupervisedSequences(SequenceToSequence):
     def encode(self, rows: Sequence[Row], **options: Any) -> list[list[int]]:
         texts = [self._source(row) for row in rows]
         # A chat template has written the special tokens already.
-        written = bool(self._turns(rows[0])) and bool(self.tokenizer.chat_template)
+        written = bool(_turns(rows[0])) and bool(self.tokenizer.chat_template)
         return self.tokenizer(texts, add_special_tokens=not written, **options)["input_ids"]
 
     def _source(self, row: Row) -> str:
-        turns = self._turns(row)
+        turns = _turns(row)
         if not turns:
             return row["prompt"]
-        if self.tokenizer.chat_template:
-            return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        if len(turns) > 1:
+        before = [{name: value for name, value in turn.items() if name != "train"} for turn in turns[:-1]]
+        if before and self.tokenizer.chat_template:
+            return self.tokenizer.apply_chat_template(before, tokenize=False, add_generation_prompt=True)
+        if len(before) > 1:
             raise UserError(
                 "data: the rows are conversations of several turns, but the tokenizer has no chat template: use one "
                 "that has, or give prompt and completion as plain text"
             )
-        return turns[0]["content"]
+        return before[0]["content"] if before else ""
 
-    def _turns(self, row: Row) -> list[dict[str, str]]:
-        """The messages before the answer; none where the prompt is plain text."""
-        if "messages" in row:
-            return row["messages"][:-1]
-        return row["prompt"] if isinstance(row["prompt"], list) else []
+    def unusable(self, row: Row) -> str:
+        turns = _turns(row)
+        if turns and turns[-1].get("train") is False:
+            return "whose last answer is not trained on"
+        return "without a message before the answer" if len(turns) == 1 else ""
 
     def target(self, row: Row) -> str:
-        if "messages" in row:
-            return row["messages"][-1]["content"]
-        return row["completion"] if isinstance(row["completion"], str) else row["completion"][-1]["content"]
+        turns = _turns(row)
+        return turns[-1]["content"] if turns else row["completion"]
 
     def asked(self, row: Row) -> str:
-        turns = self._turns(row)
-        return turns[-1]["content"] if turns else row["prompt"]
+        turns = _turns(row)
+        return turns[-2:][0]["content"] if turns else row["prompt"]
+
+
+def _turns(row: Row) -> list[dict[str, Any]]:
+    """The messages of a row, the answer last; none where it is plain text."""
+    if "messages" in row:
+        return row["messages"]
+    return [*row["prompt"], *row["completion"]] if isinstance(row["prompt"], list) else []
 
 
 def _figures(references: Sequence[str], answers: Sequence[str]) -> dict[str, float]:

@@ -303,6 +303,26 @@ def test_sft_of_a_conversation_reads_all_turns_and_writes_the_last(tmp_path, tin
     expected = tokenizer.apply_chat_template(talk["messages"][:-1], tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(row["input_ids"]) == expected and "assistant 2" in expected
     assert tokenizer.decode(row["labels"]) == "assistant 4" + tokenizer.eos_token
+    # The same as prompt and completion: what comes before the last answer is read, wherever it stands.
+    split = {
+        "prompt": talk["messages"][:2],
+        "completion": [talk["messages"][2] | {"train": False}, *talk["messages"][3:]],
+    }
+    assert prepare(sft(tmp_path, [split] * 4)(*options)).train.dataset[0] == row
+
+
+def test_sft_leaves_out_what_is_not_to_be_learned(tmp_path, tiny_checkpoint):
+    def talk(*answer):
+        return {"messages": [{"role": "user", "content": "Question"}, *answer]}
+
+    told = {"role": "assistant", "content": "Answer"}
+    rows = [talk(told), talk(told | {"train": False}), talk(told | {"weight": 0}), {"messages": [told]}]
+    prepared = prepare(sft(tmp_path, rows)("data.eval_fraction=0", f"model.tokenizer={tiny_checkpoint}"))
+    assert prepared.train.report.dropped == {
+        "whose last answer is not trained on": 2,
+        "without a message before the answer": 1,
+    }
+    assert len(prepared.train.dataset) == 1
 
 
 @pytest.mark.parametrize(
