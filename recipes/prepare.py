@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .adapters.saved import SOFT_PROMPTS
-from .errors import UserError
+from .errors import Gathered, UserError
 from .schema import OBJECTIVES, Recipe
 
 if TYPE_CHECKING:
@@ -48,43 +48,90 @@ def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepa
     Raises:
         UserError: data, tokenizer, config or adapter that cannot be used, or nothing that would be learned.
     """
-    from .adapters import plan_adapter
-    from .arguments import training_arguments
     from .data import load_splits
     from .objectives import objective_class
-    from .plan import make_plan
     from .quantization import require_available, weights_plan
+
+    found, objective, splits, adapter, train, rows = Gathered(), None, None, None, None, 0
+    with found.step():
+        require_available(recipe.model.quantization)
+    with found.step():
+        objective, rows = _objective_of(recipe, opened)
+    with found.step():
+        splits = load_splits(recipe.data, accepts=(objective or objective_class(recipe.objective.kind)).formats)
+    if objective is not None:
+        with found.step():
+            if splits is not None:
+                objective.configure(splits)
+                train = objective.prepare(splits.train)
+                held_out = objective.prepare(splits.eval) if splits.eval else None
+        with found.step():
+            _check_soft_prompt(recipe, objective)
+            adapter = _adapter_of(recipe, objective, rows)
+    found.tell()
+    assert objective is not None and splits is not None and train is not None and adapter is not None
+    config, arguments, tokenizer = objective.config, objective.arguments, objective.tokenizer
+    quantized = weights_plan(_with_rows(config, rows), objective.head, recipe.model)
+    plan = _plan_of(recipe, objective, adapter, train, quantized.bytes, rows)
+    lines = quantized.describe()
+    return Prepared(objective, tokenizer, splits, train, held_out, arguments, config, plan, adapter, rows, lines)
+
+
+def _objective_of(recipe: Recipe, opened: tuple[Any, Any, int] | None) -> tuple["Objective", int]:
+    """The objective on the trainer's arguments and the model's config, and the rows of the model's embedding."""
+    from .arguments import training_arguments
+    from .objectives import objective_class
 
     entry = OBJECTIVES[recipe.objective.kind]
     assert entry.config is not None
-    require_available(recipe.model.quantization)
     output = {"output_dir": str(Path(recipe.train["output_dir"]).expanduser())}
     arguments = training_arguments(entry.config, entry.defaults | recipe.train | output)
     config, tokenizer, rows = copy.deepcopy(opened) if opened else model_of(recipe, entry.shapes)
-    kind = objective_class(recipe.objective.kind, config.architecture)
-    objective = kind(recipe, arguments, config, tokenizer)
-    _check_soft_prompt(recipe, objective)
-    splits = load_splits(recipe.data, accepts=objective.formats)
-    objective.configure(splits)
-    train = objective.prepare(splits.train)
-    held_out = objective.prepare(splits.eval) if splits.eval else None
-    planned = copy.deepcopy(config)
-    planned.vocab_size = rows
-    adapter = plan_adapter(planned, recipe.adapter, objective)
+    return objective_class(recipe.objective.kind, config.architecture)(recipe, arguments, config, tokenizer), rows
+
+
+def _adapter_of(recipe: Recipe, objective: "Objective", rows: int) -> "AdapterPlan":
+    """What is trained, on a model with so many rows in its embedding."""
+    from .adapters import plan_adapter
+
+    adapter = plan_adapter(_with_rows(objective.config, rows), recipe.adapter, objective)
     if adapter.trainable == 0:
         raise UserError("adapter: no parameter would be trained")
-    sizes: dict[str, Any] = {"sequences": objective.sequences(train.report), "head": objective.head}
-    quantized = weights_plan(planned, objective.head, recipe.model)
-    sizes["weights"] = quantized.bytes
+    return adapter
+
+
+def _plan_of(
+    recipe: Recipe, objective: "Objective", adapter: "AdapterPlan", train: "TokenizedData", weights: int, rows: int
+) -> "Plan":
+    """Steps, memory and time.
+
+    Args:
+        weights: bytes of the base's weights.
+        rows: of the model's embedding.
+
+    Raises:
+        UserError: the only step would have learning rate 0.
+    """
+    from .plan import make_plan
+
+    arguments, sequences = objective.arguments, objective.sequences(train.report)
+    sizes: dict[str, Any] = {"sequences": sequences, "head": objective.head, "weights": weights}
     sizes |= {"beside": objective.beside(), "passes": objective.passes}
-    plan = make_plan(planned, recipe.model.dtype, adapter, arguments, train.report, **sizes)
+    config = _with_rows(objective.config, rows)
+    plan = make_plan(config, recipe.model.dtype, adapter, arguments, train.report, **sizes)
     if plan.steps == 1 and arguments.get_warmup_steps(plan.steps) > 0:
         raise UserError(
             "train.warmup_steps: the first step of a warmup has learning rate 0 and the run has no other step, so "
             "nothing would be learned. Set train.warmup_steps=0"
         )
-    lines = quantized.describe()
-    return Prepared(objective, tokenizer, splits, train, held_out, arguments, config, plan, adapter, rows, lines)
+    return plan
+
+
+def _with_rows(config: Any, rows: int) -> Any:
+    """A config whose embedding has so many rows."""
+    planned = copy.deepcopy(config)
+    planned.vocab_size = rows
+    return planned
 
 
 def model_of(recipe: Recipe, shapes: tuple[str, ...]) -> tuple[Any, Any, int]:

@@ -278,3 +278,25 @@ def test_from_scratch_with_a_preset_shape(recipe, tmp_path, tiny_checkpoint):
     assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == len(
         AutoTokenizer.from_pretrained(tiny_checkpoint)
     )
+
+
+def test_what_is_wrong_before_weights_are_loaded_is_told_at_once(recipe, tmp_path, monkeypatch):
+    from anyformer.recipes import quantization
+
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "a"}\n{"text": "b"}\n', encoding="utf-8")
+    wrong = (f"data.source={texts}", "adapter.target_modules=[nope]", "objective.kind=dpo", "~train.max_length")
+    with pytest.raises(UserError) as told:
+        run_recipe(recipe(*wrong), dry_run=True)
+    lines = str(told.value).splitlines()
+    assert len(lines) == 2 and "is text" in lines[0] and "nope" in lines[1]
+
+    def missing(section):
+        raise UserError("model.quantization: is missing")
+
+    monkeypatch.setattr(quantization, "require_available", missing)
+    with pytest.raises(UserError) as told:
+        run_recipe(recipe("model.path=/nowhere/at/all", *wrong), dry_run=True)
+    lines = str(told.value).splitlines()
+    assert len(lines) == 3 and "model.quantization" in lines[0] and "/nowhere/at/all" in lines[1]
+    assert "is text" in lines[2]
