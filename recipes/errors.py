@@ -20,12 +20,18 @@ class Gathered:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step whose `UserError` does not end the ones after it."""
+        """A step whose `UserError` does not end the ones after it.
+
+        Behind such an error, whatever else a step stumbles over may be its consequence and is not told.
+        """
         try:
             yield
         except UserError as error:
             if str(error) not in self.found:
                 self.found.append(str(error))
+        except Exception:
+            if not self.found:
+                raise
 
     def tell(self) -> None:
         """Raises:
