@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .prepare import Prepared
     from .run_folder import RunFolder
     from .schema import Recipe
+    from .tokenize_sft import TokenizationReport
 
 
 def make_console(recipe: "Recipe") -> "Console":
@@ -54,17 +55,27 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     left_out = {**tokens.dropped, "unusable": report.rows_skipped}
     dropped = ", ".join(f"{count:,} {cause}" for cause, count in left_out.items() if count) or "none"
     console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}")
-    unstopped = tokens.rows_kept - tokens.stopped
-    if unstopped:
-        console.print(
-            f"[bold]Warning:[/bold] {unstopped:,} of {tokens.rows_kept:,} rows end without a stop token, as rows cut "
-            "at train.max_length do: from them the model does not learn to stop."
-        )
-    for warning in [*report.warnings, *tokens.warnings]:
+    for warning in [*unstopped(tokens), *report.warnings, *tokens.warnings]:
         console.print(f"[bold]Warning:[/bold] {escape(warning)}")
     console.print("Three rows, what is trained on between ⟦ and ⟧:")
     for row in prepared.objective.preview(prepared.train, 3):
         console.print(escape(row), style="dim")
+
+
+def unstopped(tokens: "TokenizationReport") -> list[str]:
+    """Warnings of rows whose learned part does not end in a stop token, and why."""
+    count = tokens.rows_kept - tokens.stopped
+    cut = min(count, tokens.truncated)
+    causes = {
+        "rows are cut at the longest length": cut,
+        "rows do not end in a learned stop token, as where the chat template does not end the turns of a learned "
+        "role": count - cut,
+    }
+    return [
+        f"{number:,} of {tokens.rows_kept:,} {cause}: from them the model does not learn to stop."
+        for cause, number in causes.items()
+        if number
+    ]
 
 
 def show_result(console: "Console", folder: "RunFolder", metrics: dict[str, Any], remarks: "Sequence[str]") -> None:

@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import Trainer
+from transformers import AutoTokenizer, Trainer
 
 import anyformer.modeling.modeling_anyformer as bodies
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.flight_checks import FlightChecks, check_adapters_move, check_stops
+from anyformer.recipes.prepare import prepare
 from anyformer.recipes.run import run_recipe
 
 QUICK = ("train.max_steps=3", "train.save_steps=2", "eval.samples=0")
@@ -55,6 +56,43 @@ def test_a_resume_that_wraps_a_fresh_adapter_is_caught(recipe, monkeypatch, inte
         with pytest.raises(UserError, match=r"is not the one of .*checkpoint-2.*differs"):
             run_recipe(recipe(*QUICK), resume=True)
     run_recipe(recipe(*QUICK), resume=True)
+
+
+TALK = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three four five"}]
+SILENT = [TALK[0], TALK[1] | {"train": True}, TALK[0], TALK[1] | {"train": False}]
+PAIR = {"prompt": TALK[:1], "chosen": TALK[1:], "rejected": [{"role": "assistant", "content": "ten"}]}
+CUT, ENDLESS = "4 of 4 rows are cut at the longest length", "4 of 4 rows do not end in a learned stop token"
+# Only answers end.
+TEMPLATE = """{% for turn in messages %}{% if turn.role == "assistant" %}A: {{ turn.content }}<|im_end|>
+{% else %}Q: {{ turn.content }}
+{% endif %}{% endfor %}{% if add_generation_prompt %}A: {% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "overrides", "said"),
+    [
+        ([{"messages": TALK}] * 4, (), None),
+        ([{"messages": SILENT}] * 4, (), None),  # its first answer ends, and that is learned
+        ([{"messages": TALK}] * 4, ("objective.loss_on=[user]", "model.tokenizer=OTHER"), ENDLESS),
+        ([{"messages": TALK}] * 4, ("train.max_length=LESS", "data.truncation=keep_start"), CUT),
+        ([PAIR] * 4, ("objective.kind=dpo",), None),
+        ([PAIR] * 4, ("objective.kind=dpo", "train.max_length=LESS", "data.truncation=keep_start"), CUT),
+    ],
+)
+def test_rows_that_do_not_teach_to_stop_are_counted(recipe, tmp_path, tiny_checkpoint, capsys, rows, overrides, said):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "other")
+    file = tmp_path / "talks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    common = (f"data.source={file}", "data.eval_fraction=0")
+    longest = prepare(recipe(*common, *(o for o in overrides if "objective" in o))).train.report.longest
+    # The end token, and the line break that a template may write behind it.
+    overrides = [o.replace("LESS", str(longest - 2)).replace("OTHER", str(tmp_path / "other")) for o in overrides]
+    run_recipe(recipe(*common, *overrides), dry_run=True)
+    output = capsys.readouterr().out
+    assert ("does not learn to stop" in output) == (said is not None)
+    assert said is None or said in output
 
 
 def test_a_generation_config_that_stops_elsewhere_is_caught(tiny):
