@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from .base import Objective, Row
-from .trainers import built
+from .preference import plain_model
+from .trainers import built, train_routers
 
 if TYPE_CHECKING:
     from ..evaluation import Sample
@@ -156,9 +157,12 @@ class GroupedPolicy(PolicyOptimisation):
             self.start = tempfile.TemporaryDirectory(prefix="anyformer-reference-")
             model.save_pretrained(self.start.name)
             model.config._name_or_path = self.start.name
-        return built(
+        trainer = built(
             kind, model, self.arguments, reward_funcs=self.rewards(), processing_class=self.tokenizer, **options
         )
+        if model.config.num_experts:
+            train_routers(trainer, plain_model(model))
+        return trainer
 
 
 class ProximalPolicy(PolicyOptimisation):
