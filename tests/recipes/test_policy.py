@@ -32,6 +32,7 @@ def policy(recipe, tmp_path):
             "train.save_steps=12",
             "train.learning_rate=2e-2",
             "data.max_eval_rows=6",
+            "~eval.max_new_tokens",
         )
         return recipe(*common, *overrides)
 
