@@ -10,13 +10,10 @@ from .preference import plain_model
 from .trainers import built, train_routers
 
 if TYPE_CHECKING:
+    from ..data import Splits
     from ..evaluation import Sample
     from ..rewards import Reward
     from ..tokenize_sft import TokenizationReport, TokenizedData
-
-
-# What a row may hold beside the prompt and the columns that rewards read.
-ANSWERS = ("completion", "chosen", "rejected")
 
 
 class PolicyOptimisation(Objective):
@@ -31,13 +28,30 @@ class PolicyOptimisation(Objective):
         "raise train.temperature, or give a reward that tells answers apart"
     )
 
+    @property
+    def reward_names(self) -> list[str]:
+        names = self.options.reward
+        return [names] if isinstance(names, str) else names
+
+    def configure(self, splits: "Splits") -> None:
+        from ..rewards import reward_model_config
+
+        self.judges = [config for name in self.reward_names if (config := reward_model_config(name)) is not None]
+
+    def beside(self) -> dict[str, int]:
+        held = {"reference": self.reference_size(), "reward models": sum(map(_classifier_size, self.judges))}
+        return {name: size for name, size in held.items() if size}
+
+    def reference_size(self) -> int:
+        """Parameters of the reference policy that are held beside the policy's own."""
+        raise NotImplementedError
+
     def rewards(self) -> "list[Reward]":
         """The rewards of the recipe, loaded once."""
         from ..rewards import load_reward
 
         if not hasattr(self, "_rewards"):
-            names = self.options.reward
-            self._rewards = [load_reward(n) for n in ([names] if isinstance(names, str) else names)]
+            self._rewards = [load_reward(name) for name in self.reward_names]
         return self._rewards
 
     def weights(self) -> list[float]:
@@ -60,8 +74,13 @@ class PolicyOptimisation(Objective):
         """A data set with the prompts as they are and the rows' other columns, for the rewards."""
         from datasets import Dataset
 
+        from ..rewards import column_problem, held_as
         from ..tokenize_sft import TokenizationReport, TokenizedData
 
+        columns = list(dict.fromkeys(name for row in rows for name in row if name != "prompt"))
+        for name in self.reward_names:
+            if problem := column_problem(name, columns):
+                raise UserError(f"objective.reward {name}: {problem}")
         report = TokenizationReport(rows=len(rows))
         kept = []
         for row in rows:
@@ -72,7 +91,7 @@ class PolicyOptimisation(Objective):
                     report.dropped.get("prompts without room for an answer", 0) + 1
                 )
                 continue
-            kept.append({name: value for name, value in row.items() if name not in ANSWERS})
+            kept.append({"prompt": row["prompt"]} | {held_as(name): row.get(name) for name in columns})
             report.tokens += len(ids)
         if not kept:
             raise UserError(
@@ -104,7 +123,7 @@ class PolicyOptimisation(Objective):
     def scores(self, rows: Sequence[Row], texts: list[str]) -> list[float]:
         """The weighted sum of the rewards for each answer."""
         prompts = [row["prompt"] for row in rows]
-        names = {name for row in rows for name in row} - {"prompt", *ANSWERS}
+        names = {name for row in rows for name in row} - {"prompt", "prompt_ids"}
         columns = {name: [row.get(name) for row in rows] for name in names}
         each = [reward(prompts, texts, **columns) for reward in self.rewards()]
         return [sum(w * s for w, s in zip(self.weights(), values, strict=True)) for values in zip(*each, strict=True)]
@@ -146,6 +165,15 @@ class GroupedPolicy(PolicyOptimisation):
     Shao et al. 2024, arXiv:2402.03300; Ahmadian et al. 2024, arXiv:2402.14740.
     """
 
+    def reference_size(self) -> int:
+        adapter = self.recipe.adapter
+        if not self.arguments.beta:
+            return 0
+        if adapter.in_place:
+            return self.config.counts(head=self.head).total_parameters
+        # Of a fresh adapter the model without it is the reference, of one that is gone on with a copy of it.
+        return _trainable(self) if adapter.path else 0
+
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         import trl
 
@@ -167,6 +195,9 @@ class GroupedPolicy(PolicyOptimisation):
 
 class ProximalPolicy(PolicyOptimisation):
     """Proximal policy optimisation with a value head and a penalty on the divergence from the start: `recipes/ppo`."""
+
+    def reference_size(self) -> int:
+        return _trainable(self)
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
         prepared = super().prepare(rows)
@@ -202,6 +233,22 @@ class ProximalPolicy(PolicyOptimisation):
 
         weights = {name: tensor.contiguous().cpu() for name, tensor in trainer.value_head.state_dict().items()}
         save_file(weights, folder / VALUE_HEAD)
+
+
+def _trainable(objective: Objective) -> int:
+    """Parameters that the recipe trains."""
+    from ..adapters import plan_adapter
+
+    return plan_adapter(objective.config, objective.recipe.adapter, objective).trainable
+
+
+def _classifier_size(config: Any) -> int:
+    """Parameters of a sequence classifier, whatever its family."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(config).num_parameters()
 
 
 def render_prompt(prompt: Any, tokenizer: Any) -> str:
