@@ -122,7 +122,7 @@ def column_problem(name: str, columns: Sequence[str]) -> str | None:
 def _signature(node: ast.FunctionDef) -> inspect.Signature:
     """The signature of a function that is not run; a default counts, whatever it is."""
     kinds, given = inspect.Parameter, node.args
-    places = [(a.arg, kinds.POSITIONAL_ONLY) for a in given.posonlyargs]
+    places: list[tuple[str, Any]] = [(a.arg, kinds.POSITIONAL_ONLY) for a in given.posonlyargs]
     places += [(a.arg, kinds.POSITIONAL_OR_KEYWORD) for a in given.args]
     required = len(places) - len(given.defaults)
     made = [kinds(name, kind, default=kinds.empty if i < required else None) for i, (name, kind) in enumerate(places)]

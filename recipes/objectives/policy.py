@@ -128,6 +128,29 @@ class PolicyOptimisation(Objective):
         each = [reward(prompts, texts, **columns) for reward in self.rewards()]
         return [sum(w * s for w, s in zip(self.weights(), values, strict=True)) for values in zip(*each, strict=True)]
 
+    def thorough_checks(self, trainer: Any) -> dict[str, str]:
+        from ..flight_checks import ACCUMULATION, ADAPTERS_MOVE, PACKING
+        from ..policy_start import require_start, without_trace
+
+        start = "there is no reference: train.beta is 0"
+        if self.reference_is_used:
+            with without_trace(trainer):
+                start = require_start(self.divergence(trainer))
+        return {
+            "the policy starts at its reference": start,
+            PACKING: "no rows are packed",
+            ACCUMULATION: "each step samples answers of its own",
+            ADAPTERS_MOVE: "where all rewards are equal a step has nothing to learn; looked at after the last one",
+        }
+
+    @property
+    def reference_is_used(self) -> bool:
+        return bool(self.arguments.beta)
+
+    def divergence(self, trainer: Any) -> float:
+        """From the reference over the first batch's answers."""
+        raise NotImplementedError
+
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         """Reward, tokens, and share that stops by itself, of greedy answers to the held-out prompts."""
         from ..tokenize_sft import stop_ids
@@ -165,9 +188,14 @@ class GroupedPolicy(PolicyOptimisation):
     Shao et al. 2024, arXiv:2402.03300; Ahmadian et al. 2024, arXiv:2402.14740.
     """
 
+    def divergence(self, trainer: Any) -> float:
+        from ..policy_start import sampled_divergence
+
+        return sampled_divergence(trainer)
+
     def reference_size(self) -> int:
         adapter = self.recipe.adapter
-        if not self.arguments.beta:
+        if not self.reference_is_used:
             return 0
         if adapter.in_place:
             return self.config.counts(head=self.head).total_parameters
@@ -195,6 +223,15 @@ class GroupedPolicy(PolicyOptimisation):
 
 class ProximalPolicy(PolicyOptimisation):
     """Proximal policy optimisation with a value head and a penalty on the divergence from the start: `recipes/ppo`."""
+
+    @property
+    def reference_is_used(self) -> bool:
+        return True  # without a penalty the divergence is measured all the same
+
+    def divergence(self, trainer: Any) -> float:
+        from ..policy_start import rollout_divergence
+
+        return rollout_divergence(trainer)
 
     def reference_size(self) -> int:
         return _trainable(self)

@@ -36,6 +36,17 @@ def test_the_resolved_recipe_of_a_policy_can_be_read_again(kind):
     assert load_recipe(write(text, "again.yaml")) == recipe
 
 
+@pytest.mark.parametrize("kind", ["grpo", "rloo"])
+def test_an_adapter_that_changes_the_model_has_no_reference(kind):
+    changed = (f"objective={{kind: {kind}, reward: pep257}}", "adapter={kind: lora, init_lora_weights: pissa}")
+    found = fault(GOOD, *changed, "train.beta=0.1")
+    assert "adapter.init_lora_weights: pissa changes the model before the first step" in found
+    assert load_recipe(write(GOOD), (*changed, "train.beta=0.0"))
+    assert load_recipe(write(GOOD), (*changed[:1], "adapter={kind: lora}", "train.beta=0.1"))
+    if kind == "rloo":  # whose beta is above 0 by default
+        assert "pissa changes the model" in fault(GOOD, *changed)
+
+
 def test_labels_of_a_distillation_are_not_smoothed():
     found = fault(GOOD, "objective={kind: distill, teacher: some/teacher}", "train.label_smoothing_factor=0.1")
     assert "label_smoothing_factor: is not part of this objective's loss" in found
