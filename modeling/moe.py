@@ -82,7 +82,8 @@ class AnyformerRouter(nn.Module):
             bias = None if self.bias is None else self.bias.float()
             logits = nn.functional.linear(hidden_states.float(), self.weight.float(), bias)
         weights, indices, _ = self.choose(logits)
-        if self.training and self.e_score_correction_bias is not None:
+        # Not the tokens of a reference, or of answers that are being sampled.
+        if self.training and torch.is_grad_enabled() and self.e_score_correction_bias is not None:
             with torch.no_grad():
                 chosen = nn.functional.one_hot(indices, self.config.num_experts).sum(1)  # [tokens, experts]
                 if token_mask is not None:

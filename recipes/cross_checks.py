@@ -5,7 +5,9 @@ from typing import Any
 
 from . import schema
 from .adapters.checks import across_adapter, across_quantization
+from .adapters.saved import SOFT_PROMPTS
 from .checks_preference import across_preference
+from .checks_rewards import across_rewards
 from .introspection import class_fields
 from .row_formats import FORMATS
 from .schema import KINDS, SECTIONS
@@ -28,6 +30,10 @@ def across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
     yield from _across_objective(sections["model"], sections["objective"])
     yield from _across_train(sections, data)
     kind = schema.kind_in("objective", data.get("objective"))
+    if kind in KINDS["objective"]:
+        yield from across_rewards(kind, sections)
+    if kind == "sft" and "train" in data:
+        yield from _across_smoothing(sections)
     if kind in KINDS["objective"] and not any(path[:1] in (("train",), ("adapter",)) for path in reported):
         yield from across_preference(kind, sections)
     steps = {("train", f"{name}_{what}") for name in ("eval", "save", "logging") for what in ("strategy", "steps")}
@@ -184,6 +190,18 @@ def _best_model(setting: Any) -> Iterator[Fault]:
     both = isinstance(evaluate, int | float) and isinstance(save, int | float) and evaluate > 0
     if setting("eval_strategy") == "steps" and both and round(save / evaluate, 6) % 1:
         yield here, f"save_steps ({save:g}) must be a multiple of eval_steps ({evaluate:g})"
+
+
+def _across_smoothing(sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:
+    here, train = ("train", "label_smoothing_factor"), sections["train"]
+    if not train.get("label_smoothing_factor"):
+        return
+    if train.get("loss_type") == "dft":
+        yield here, "has no effect on the loss dft: remove one of the two"
+    kind = schema.kind_in("adapter", sections["adapter"])
+    if kind in SOFT_PROMPTS:
+        text = f"is computed on the logits of all places, and {kind} adds places that have no label: remove it"
+        yield here, text
 
 
 def _across_classes(sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:

@@ -13,7 +13,8 @@ class PPOConfig(TrainingArguments):
     One step of the trainer is one rollout and all updates on it. On each device a rollout has
     `per_device_train_batch_size * gradient_accumulation_steps` completions, one for each prompt that is drawn. Forward
     and backward passes take `per_device_train_batch_size` of them at a time; how the rollout is split into these two
-    factors changes the memory, not the result. The optimiser makes `num_ppo_epochs * num_mini_batches` updates a step.
+    factors changes the memory, not the result (but of a mixture of experts, whose load is balanced within a pass). The
+    optimiser makes `num_ppo_epochs * num_mini_batches` updates a step.
     `max_steps`, `logging_steps`, `save_steps` and the learning rate schedule count steps, `num_train_epochs` passes
     over the prompts.
 

@@ -2,7 +2,7 @@
 
 A recipe names them in `objective.reward`: one of `BUILT_IN`, `FILE.py:FUNCTION`, or a model folder or Hub id. A
 function is called as `function(prompts, completions, **columns)`: lists of equal length with the prompts as in the
-data, the answers as text, and the data's other columns; it returns a number for each.
+data, the answers as text, and all other columns of the data; it returns a number for each.
 """
 
 import ast
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .yaml_tree import STAGE
 
 Scores = list[float]
 
@@ -57,19 +58,113 @@ def reward_problem(name: str) -> str | None:
     """Why a reward cannot be used, as far as can be told without running anything; or None."""
     if not name.strip():
         return "is empty: give a built-in reward, FILE.py:FUNCTION, or a model"
-    file, colon, function = name.rpartition(":")
-    if name in BUILT_IN or not (colon and file.endswith(".py")):
+    if name in BUILT_IN or not (place := _in_file(name)):
         return None
+    file, function = place
     try:
-        tree = ast.parse(Path(file).expanduser().read_text(encoding="utf-8"))
+        functions = _functions(file)
     except OSError as error:
         return f"{file} cannot be read: {error.strerror}"
     except (SyntaxError, UnicodeDecodeError) as error:
         return f"{file} is no Python: {error}"
-    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    if function not in names:
-        return f"{file} defines no function {function!r}; it has {', '.join(names) or 'none'}"
+    if function not in functions:
+        return f"{file} defines no function {function!r}; it has {', '.join(functions) or 'none'}"
     return None
+
+
+def _in_file(name: str) -> tuple[str, str] | None:
+    """File and function of `FILE.py:FUNCTION`, or None."""
+    file, colon, function = name.rpartition(":")
+    return (file, function) if colon and file.endswith(".py") else None
+
+
+def _functions(file: str) -> dict[str, ast.FunctionDef]:
+    """The functions that a file defines, without running it."""
+    tree = ast.parse(Path(file).expanduser().read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def column_problem(name: str, columns: Sequence[str]) -> str | None:
+    """Why a reward cannot be called with the data's columns, as far as its signature tells; or None.
+
+    Args:
+        columns: names of all columns but the prompt.
+    """
+    if place := _in_file(name):
+        node = _functions(place[0]).get(place[1])
+        if node is None or node.decorator_list:  # what is called may take others than what is written
+            return None
+        given = _signature(node)
+    elif name in BUILT_IN:
+        given = inspect.signature(BUILT_IN[name])
+    else:
+        return None  # a model reads prompt and answer
+    kinds = inspect.Parameter
+    parameters = list(given.parameters.values())
+    by_place = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    if len(by_place) < 2 and not any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
+        return "must take the prompts and the completions: write def f(prompts, completions, **columns)"
+    by_name = [p for p in parameters if p not in by_place[:2]]
+    known = ", ".join(columns) or "none"
+    for parameter in by_name:
+        plain = parameter.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+        if plain and parameter.default is kinds.empty and parameter.name not in columns:
+            return f"needs the column {parameter.name!r}, which the data lack; beside the prompt they have: {known}"
+    for column in columns:
+        if column in [p.name for p in by_place[:2]]:
+            return f"takes {column!r} as its own argument, and the data have a column of that name: rename one of them"
+    other = [column for column in columns if column not in [p.name for p in by_name]]
+    if other and not any(p.kind is kinds.VAR_KEYWORD for p in parameters):
+        return f"does not take the column {other[0]!r}: end its parameters with **columns"
+    return None
+
+
+def _signature(node: ast.FunctionDef) -> inspect.Signature:
+    """The signature of a function that is not run; a default counts, whatever it is."""
+    kinds, given = inspect.Parameter, node.args
+    places: list[tuple[str, Any]] = [(a.arg, kinds.POSITIONAL_ONLY) for a in given.posonlyargs]
+    places += [(a.arg, kinds.POSITIONAL_OR_KEYWORD) for a in given.args]
+    required = len(places) - len(given.defaults)
+    made = [kinds(name, kind, default=kinds.empty if i < required else None) for i, (name, kind) in enumerate(places)]
+    if given.vararg:
+        made.append(kinds(given.vararg.arg, kinds.VAR_POSITIONAL))
+    for a, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        made.append(kinds(a.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else None))
+    if given.kwarg:
+        made.append(kinds(given.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(made)
+
+
+def reward_model_config(name: str) -> Any:
+    """The config of the reward model that a recipe names, looked at before a weight is loaded.
+
+    Returns:
+        None where the name is that of a function, or of a stage whose model is not trained yet.
+
+    Raises:
+        UserError: no model there, or none that gives one number.
+    """
+    from ..modeling.interop import ConversionError
+    from ..modeling.interop.source import open_source
+    from .models import resolve_path
+
+    if name in BUILT_IN or _in_file(name) or name.startswith(STAGE):
+        return None
+    here = f"objective.reward {name}"
+    remedy = "give a sequence classifier with one label, as objective: {kind: reward} trains it"
+    where = resolve_path(name)
+    if where.endswith(".gguf"):
+        raise UserError(f"{here}: a .gguf file holds a language model, which gives no score: {remedy}")
+    try:
+        source = open_source(where)
+    except ConversionError as error:
+        raise UserError(f"{here}: {error}") from error
+    held = source.stock_class
+    if held is None or not held.endswith("ForSequenceClassification"):
+        raise UserError(f"{here}: holds {held or 'a model of no named class'}, which is no reward model: {remedy}")
+    if source.config.num_labels != 1:
+        raise UserError(f"{here}: has {source.config.num_labels} labels; a reward model has one: {remedy}")
+    return source.config
 
 
 class Reward:
@@ -90,7 +185,7 @@ class Reward:
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> Scores:
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-        columns = {n: v for n, v in columns.items() if n not in _OF_THE_TRAINER}
+        columns = {n.removeprefix(_HELD): v for n, v in columns.items() if n not in _OF_THE_TRAINER}
         try:
             scores = [float(score) for score in self.score(list(prompts), texts, **columns)]
         except UserError:
@@ -116,6 +211,14 @@ def checked_scores(name: str, scores: Sequence[float], texts: Sequence[str]) -> 
 
 # What TRL passes beside the columns.
 _OF_THE_TRAINER = ("trainer_state", "log_extra", "log_metric", "completion_ids", "environments")
+# Columns that a trainer would take for something else, or keep from the rewards, are held under another name.
+_TAKEN = (*_OF_THE_TRAINER, "completion", "prompt_ids", "image", "images", "environment")
+_HELD = "column:"
+
+
+def held_as(column: str) -> str:
+    """The name under which a trainer's data set holds a column; a reward gets it under its own."""
+    return f"{_HELD}{column}" if column in _TAKEN else column
 
 
 def load_reward(name: str, *, batch_size: int = 8) -> Reward:
@@ -128,9 +231,8 @@ def load_reward(name: str, *, batch_size: int = 8) -> Reward:
         raise UserError(f"objective.reward: {problem}")
     if name in BUILT_IN:
         return Reward(name, BUILT_IN[name])
-    file, colon, function = name.rpartition(":")
-    if colon and file.endswith(".py"):
-        return Reward(name, _function(Path(file).expanduser(), function))
+    if place := _in_file(name):
+        return Reward(name, _function(Path(place[0]).expanduser(), place[1]))
     return Reward(name, RewardModel(name, batch_size=batch_size))
 
 

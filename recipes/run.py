@@ -213,7 +213,7 @@ class _Run:
     def train(self, model: Any, adapter: Any, *, resume: bool, check: bool) -> tuple[Any, Any]:
         """The trainer after training, and its result."""
         from .adapters import Watch, check_weights, use_lora_plus
-        from .flight_checks import FlightChecks, thorough_checks
+        from .flight_checks import FlightChecks
         from .objectives.trainers import take_over
         from .report import check_finite
 
@@ -224,10 +224,8 @@ class _Run:
         watch.begin(trainer)
         checkpoint = self.folder.checkpoints[-1] if resume else None
         trainer.add_callback(FlightChecks(checkpoint, self.warn, not self.objective.samples_its_data))
-        if check and not self.objective.samples_its_data:
-            for name, outcome in (done := thorough_checks(trainer)).items():
-                self.console.print(f"Check: {name}: {outcome}.", markup=False)
-            self.folder.update_metrics(checks=done)
+        if check:
+            self.check(trainer)
         for broken, part in self.folder.broken_checkpoints if resume else ():
             self.warn(f"{broken.name} is passed over: {part}")
         try:
@@ -247,6 +245,17 @@ class _Run:
         watch.check(trainer, self.objective.unmoved)
         check_weights(trainer.model)
         return trainer, result
+
+    def check(self, trainer: Any) -> None:
+        """The costly checks, each in a line but for those that do not apply."""
+        from .flight_checks import PASSED
+
+        done = self.objective.thorough_checks(trainer)
+        for name in (name for name, outcome in done.items() if outcome == PASSED):
+            self.console.print(f"Check: {name}: {PASSED}.", markup=False)
+        if idle := [f"{name} ({outcome})" for name, outcome in done.items() if outcome != PASSED]:
+            self.console.print(f"Check: does not apply: {'; '.join(idle)}.", markup=False)
+        self.folder.update_metrics(checks=done)
 
     def detach(self, trainer: Any) -> Any:
         """The trained model as it is measured and saved: merged, or with its adapter where the recipe keeps it."""

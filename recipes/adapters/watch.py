@@ -144,6 +144,8 @@ def use_lora_plus(trainer: Any, adapter: Any) -> None:
     if not hasattr(trainer, "get_optimizer_cls_and_kwargs"):
         raise UserError("adapter.lora_plus_lr_ratio: this objective's trainer makes its own optimiser: remove the key")
 
+    own = trainer.create_optimizer
+
     def create_optimizer(model: Any = None) -> Any:
         if trainer.optimizer is None:
             arguments, trained = trainer.args, trainer.model if model is None else model
@@ -156,7 +158,7 @@ def use_lora_plus(trainer: Any, adapter: Any) -> None:
                 loraplus_weight_decay=arguments.weight_decay,
                 **options,
             )
-        return trainer.optimizer
+        return own(model)  # which leaves an optimiser as it is, but for what the trainer holds beside the model
 
     trainer.create_optimizer = create_optimizer
 

@@ -109,6 +109,16 @@ class Objective:
         """The trainer; `adapter` is a PEFT config to attach, or None."""
         raise NotImplementedError
 
+    def thorough_checks(self, trainer: Any) -> dict[str, str]:
+        """The costly checks before the first step: name -> "passed", or why it does not apply.
+
+        Raises:
+            UserError: one fails.
+        """
+        from ..flight_checks import thorough_checks
+
+        return thorough_checks(trainer)
+
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         """Figures on held-out rows, `shown` among them, and "rows"; the same model gives the same figures."""
         raise NotImplementedError

@@ -2,11 +2,14 @@
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..routers import have_losses, move_router_biases, router_logits_of
 from .base import Row
+from .preference import plain_model
 from .sft import SupervisedTuning
 from .trainers import built
 
@@ -47,10 +50,6 @@ class Distillation(SupervisedTuning):
                 f"{self.teacher_config.vocab_size} rows beside {len(self.tokenizer)} and {self.config.vocab_size}. "
                 "Distributions over tokens can only be compared where both have the same"
             )
-        if self.config.num_experts and self.config.router_aux_loss_coef:
-            raise UserError(
-                "model: the trainer of distillation does not balance experts: set model.config.router_aux_loss_coef: 0"
-            )
         longest = self.max_length + (self.arguments.max_new_tokens if self.arguments.lmbda else 0)
         if longest > self.config.max_position_embeddings:
             raise UserError(
@@ -75,7 +74,18 @@ class Distillation(SupervisedTuning):
             warnings.simplefilter("ignore")  # that it is experimental is said in the documentation
             from trl.experimental.gkd import GKDTrainer
 
+        student, routed = plain_model(model), have_losses(model.config)
+
         class Trainer(GKDTrainer):
+            def compute_loss(
+                self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+            ) -> Any:
+                with router_logits_of(student) if routed else nullcontext() as seen:
+                    loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+                if seen:
+                    loss = loss + student.router_losses(seen[-1], [inputs["attention_mask"]])[0]
+                return (loss, outputs) if return_outputs else loss
+
             def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
                 # Counted before answers are sampled, it would be the number of tokens of other answers.
                 return super().training_step(model, inputs, None)
@@ -92,6 +102,7 @@ class Distillation(SupervisedTuning):
             data_collator=_Collator(self.tokenizer.pad_token_id),
             teacher_model=self.teacher,
         )
+        move_router_biases(trainer, student)
         trainer.not_additive = "the divergence is a mean over a batch's tokens"
         return trainer
 

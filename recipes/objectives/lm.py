@@ -48,7 +48,7 @@ class Pretraining(Objective):
 
         from ..padding import pad_rows
 
-        return library_trainer(
+        trainer = library_trainer(
             Trainer,
             model,
             self.arguments,
@@ -58,6 +58,9 @@ class Pretraining(Objective):
             data_collator=partial(pad_rows, pad_token_id=self.tokenizer.pad_token_id),
             processing_class=self.tokenizer,
         )
+        if self.options.packing == "blocks":
+            trainer.not_apart = "texts share blocks by design; objective.packing: documents keeps them apart"
+        return trainer
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         from ..evaluation import held_out_loss

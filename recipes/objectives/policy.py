@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from .base import Objective, Row
-from .trainers import built
+from .preference import plain_model
+from .trainers import built, train_routers
 
 if TYPE_CHECKING:
+    from ..data import Splits
     from ..evaluation import Sample
     from ..rewards import Reward
     from ..tokenize_sft import TokenizationReport, TokenizedData
-
-
-# What a row may hold beside the prompt and the columns that rewards read.
-ANSWERS = ("completion", "chosen", "rejected")
 
 
 class PolicyOptimisation(Objective):
@@ -30,13 +28,30 @@ class PolicyOptimisation(Objective):
         "raise train.temperature, or give a reward that tells answers apart"
     )
 
+    @property
+    def reward_names(self) -> list[str]:
+        names = self.options.reward
+        return [names] if isinstance(names, str) else names
+
+    def configure(self, splits: "Splits") -> None:
+        from ..rewards import reward_model_config
+
+        self.judges = [config for name in self.reward_names if (config := reward_model_config(name)) is not None]
+
+    def beside(self) -> dict[str, int]:
+        held = {"reference": self.reference_size(), "reward models": sum(map(_classifier_size, self.judges))}
+        return {name: size for name, size in held.items() if size}
+
+    def reference_size(self) -> int:
+        """Parameters of the reference policy that are held beside the policy's own."""
+        raise NotImplementedError
+
     def rewards(self) -> "list[Reward]":
         """The rewards of the recipe, loaded once."""
         from ..rewards import load_reward
 
         if not hasattr(self, "_rewards"):
-            names = self.options.reward
-            self._rewards = [load_reward(n) for n in ([names] if isinstance(names, str) else names)]
+            self._rewards = [load_reward(name) for name in self.reward_names]
         return self._rewards
 
     def weights(self) -> list[float]:
@@ -59,8 +74,13 @@ class PolicyOptimisation(Objective):
         """A data set with the prompts as they are and the rows' other columns, for the rewards."""
         from datasets import Dataset
 
+        from ..rewards import column_problem, held_as
         from ..tokenize_sft import TokenizationReport, TokenizedData
 
+        columns = list(dict.fromkeys(name for row in rows for name in row if name != "prompt"))
+        for name in self.reward_names:
+            if problem := column_problem(name, columns):
+                raise UserError(f"objective.reward {name}: {problem}")
         report = TokenizationReport(rows=len(rows))
         kept = []
         for row in rows:
@@ -71,7 +91,7 @@ class PolicyOptimisation(Objective):
                     report.dropped.get("prompts without room for an answer", 0) + 1
                 )
                 continue
-            kept.append({name: value for name, value in row.items() if name not in ANSWERS})
+            kept.append({"prompt": row["prompt"]} | {held_as(name): row.get(name) for name in columns})
             report.tokens += len(ids)
         if not kept:
             raise UserError(
@@ -103,10 +123,33 @@ class PolicyOptimisation(Objective):
     def scores(self, rows: Sequence[Row], texts: list[str]) -> list[float]:
         """The weighted sum of the rewards for each answer."""
         prompts = [row["prompt"] for row in rows]
-        names = {name for row in rows for name in row} - {"prompt", *ANSWERS}
+        names = {name for row in rows for name in row} - {"prompt", "prompt_ids"}
         columns = {name: [row.get(name) for row in rows] for name in names}
         each = [reward(prompts, texts, **columns) for reward in self.rewards()]
         return [sum(w * s for w, s in zip(self.weights(), values, strict=True)) for values in zip(*each, strict=True)]
+
+    def thorough_checks(self, trainer: Any) -> dict[str, str]:
+        from ..flight_checks import ACCUMULATION, ADAPTERS_MOVE, PACKING
+        from ..policy_start import require_start, without_trace
+
+        start = "there is no reference: train.beta is 0"
+        if self.reference_is_used:
+            with without_trace(trainer):
+                start = require_start(self.divergence(trainer))
+        return {
+            "the policy starts at its reference": start,
+            PACKING: "no rows are packed",
+            ACCUMULATION: "each step samples answers of its own",
+            ADAPTERS_MOVE: "where all rewards are equal a step has nothing to learn; looked at after the last one",
+        }
+
+    @property
+    def reference_is_used(self) -> bool:
+        return bool(self.arguments.beta)
+
+    def divergence(self, trainer: Any) -> float:
+        """From the reference over the first batch's answers."""
+        raise NotImplementedError
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         """Reward, tokens, and share that stops by itself, of greedy answers to the held-out prompts."""
@@ -145,6 +188,20 @@ class GroupedPolicy(PolicyOptimisation):
     Shao et al. 2024, arXiv:2402.03300; Ahmadian et al. 2024, arXiv:2402.14740.
     """
 
+    def divergence(self, trainer: Any) -> float:
+        from ..policy_start import sampled_divergence
+
+        return sampled_divergence(trainer)
+
+    def reference_size(self) -> int:
+        adapter = self.recipe.adapter
+        if not self.reference_is_used:
+            return 0
+        if adapter.in_place:
+            return self.config.counts(head=self.head).total_parameters
+        # Of a fresh adapter the model without it is the reference, of one that is gone on with a copy of it.
+        return _trainable(self) if adapter.path else 0
+
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         import trl
 
@@ -156,13 +213,28 @@ class GroupedPolicy(PolicyOptimisation):
             self.start = tempfile.TemporaryDirectory(prefix="anyformer-reference-")
             model.save_pretrained(self.start.name)
             model.config._name_or_path = self.start.name
-        return built(
+        trainer = built(
             kind, model, self.arguments, reward_funcs=self.rewards(), processing_class=self.tokenizer, **options
         )
+        if model.config.num_experts:
+            train_routers(trainer, plain_model(model))
+        return trainer
 
 
 class ProximalPolicy(PolicyOptimisation):
     """Proximal policy optimisation with a value head and a penalty on the divergence from the start: `recipes/ppo`."""
+
+    @property
+    def reference_is_used(self) -> bool:
+        return True  # without a penalty the divergence is measured all the same
+
+    def divergence(self, trainer: Any) -> float:
+        from ..policy_start import rollout_divergence
+
+        return rollout_divergence(trainer)
+
+    def reference_size(self) -> int:
+        return _trainable(self)
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
         prepared = super().prepare(rows)
@@ -198,6 +270,22 @@ class ProximalPolicy(PolicyOptimisation):
 
         weights = {name: tensor.contiguous().cpu() for name, tensor in trainer.value_head.state_dict().items()}
         save_file(weights, folder / VALUE_HEAD)
+
+
+def _trainable(objective: Objective) -> int:
+    """Parameters that the recipe trains."""
+    from ..adapters import plan_adapter
+
+    return plan_adapter(objective.config, objective.recipe.adapter, objective).trainable
+
+
+def _classifier_size(config: Any) -> int:
+    """Parameters of a sequence classifier, whatever its family."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(config).num_parameters()
 
 
 def render_prompt(prompt: Any, tokenizer: Any) -> str:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .base import Objective, Row
-from .trainers import built, train_routers
+from .trainers import built, check_smoothing, train_routers
 
 if TYPE_CHECKING:
+    from ..data import Splits
     from ..tokenize_sft import TokenizationReport, TokenizedData
 
 
@@ -15,6 +16,9 @@ class SupervisedTuning(Objective):
     """Cross-entropy on the answers of conversations, on completions, or on whole texts."""
 
     formats = ("prompt-completion", "messages", "text")
+
+    def configure(self, splits: "Splits") -> None:
+        check_smoothing(self.arguments, self.config)
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
         from ..tokenize_sft import tokenize_rows

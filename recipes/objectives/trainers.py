@@ -1,10 +1,12 @@
 """What the trainers of all objectives have in common."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..routers import have_losses, move_router_biases
 
 
 def built(trainer_class: Any, model: Any, arguments: Any, **options: Any) -> Any:
@@ -114,10 +116,10 @@ def train_routers(trainer: Any, model: Any) -> None:
     TRL's forward knows the load-balancing loss of a softmax router alone; the model answers for all kinds.
     """
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = model.config
-    if config.router_aux_loss_coef or config.router_z_loss_coef:
+    if have_losses(model.config):
         fused = model.forward
 
+        @functools.wraps(fused)  # `generate` reads the signature
         def forward(*args: Any, **kwargs: Any) -> Any:
             seen: list[Any] = []
             # Only for this call: what stayed would hold the graph of every later one.
@@ -134,15 +136,3 @@ def train_routers(trainer: Any, model: Any) -> None:
         # What comes back is weighted already.
         trainer.aux_loss_enabled, trainer.router_aux_loss_coef = True, 1.0
     move_router_biases(trainer, model)
-
-
-def move_router_biases(trainer: Any, model: Any) -> None:
-    """Move the routers' choosing biases towards an even load after each step, where the config says so; see `moe`."""
-    from transformers import TrainerCallback
-
-    class MoveRouterBiases(TrainerCallback):
-        def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            model.update_router_biases()
-
-    if model.config.num_experts and model.config.router_bias_update_rate:
-        trainer.add_callback(MoveRouterBiases())

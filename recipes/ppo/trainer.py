@@ -29,9 +29,11 @@ from torch import nn
 from transformers import GenerationConfig, Trainer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ...modeling.moe import AnyformerRouter
 from ..errors import UserError
 from ..ppo_config import PPOConfig
 from ..rewards import checked_scores
+from ..routers import have_losses, move_router_biases, router_logits_of
 from .functions import (
     AdaptiveKL,
     clipped_policy_loss,
@@ -82,13 +84,15 @@ class PPOTrainer(Trainer):
 
     Checkpoints, resuming, logs, callbacks, schedules and clipping are the base class's. Beside a checkpoint's weights
     stand `value_head.safetensors` and `ppo_state.json`. To resume, give the model that the first run began with: the
-    reference is made from it. Dropout stays off throughout, so that ratios measure updates and not noise. A
-    mixture of experts is trained on the rewards alone, without balancing losses.
+    reference is made from it. Dropout stays off throughout, so that ratios measure updates and not noise.
+
+    A mixture of experts keeps its router losses, taken over each pass of an update and weighed by its share of the real
+    tokens, and its routers' biases move after each update.
 
     Each step logs `reward` (mean score), `kl` (summed over a completion's tokens, mean over completions),
     `kl_per_token`, `entropy`, `completion_length`, `ended` (share with a stop token) and `beta`, and as means over the
-    updates `policy_loss`, `value_loss`, `clip_fraction` and `ratio`; of several rewards each one's mean as
-    `reward/NAME`.
+    updates `policy_loss`, `value_loss`, `clip_fraction` and `ratio`, of experts also `router_loss`; of several rewards
+    each one's mean as `reward/NAME`.
 
     Args:
         model: an `AnyformerForCausalLM`, or a `PeftModel` around one.
@@ -134,6 +138,12 @@ class PPOTrainer(Trainer):
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         }
+        if self.base.config.num_experts and self.base.config.router_bias_update_rate:
+            # These move too, though no gradient moves them.
+            kept = {n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+            self.reference |= {name: buffer.detach().to(args.device, copy=True) for name, buffer in kept.items()}
+            move_router_biases(self, self.base)
+        self._routed = have_losses(self.base.config)
         self.value_head = nn.Linear(self.base.config.hidden_size, 1, device=args.device)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
@@ -346,9 +356,10 @@ class PPOTrainer(Trainer):
             self.optimizer.zero_grad()
             statistics.append(self._backward(model, rollout, mini_batch))
         means: Any = self.accelerator.reduce(torch.stack(statistics).mean(0), "mean")
-        names = ("policy_loss", "value_loss", "clip_fraction", "ratio")
-        self._record(dict(zip(names, means.tolist(), strict=True)))
-        return means[0] + self.args.vf_coef * means[1]
+        names = ("policy_loss", "value_loss", "clip_fraction", "ratio", "router_loss")
+        said = dict(zip(names, means.tolist(), strict=True))
+        self._record(said if self._routed else {n: value for n, value in said.items() if n != "router_loss"})
+        return means[0] + self.args.vf_coef * means[1] + means[4]
 
     def _mini_batches(self, order: torch.Tensor) -> list[list[torch.Tensor]]:
         """Row numbers of each update, and in it of each pass."""
@@ -359,19 +370,23 @@ class PPOTrainer(Trainer):
         """Gradients of one mini-batch.
 
         Returns:
-            Policy loss, value loss, clipped share and mean ratio, [4].
+            Policy loss, value loss, clipped share, mean ratio and router loss, [5].
 
         Raises:
             UserError: the loss is not finite.
         """
-        args, total = self.args, torch.zeros(4, device=self.args.device)
+        args, total = self.args, torch.zeros(5, device=self.args.device)
         # The same divisor in each pass and process, which average their gradients.
-        tokens = self._total(rollout.mask[torch.cat(mini_batch)].sum()) / self.accelerator.num_processes
+        drawn = torch.cat(mini_batch)
+        tokens = self._total(rollout.mask[drawn].sum()) / self.accelerator.num_processes
+        read = self._total(rollout.attention_mask[drawn].sum()) / self.accelerator.num_processes
         for number, rows in enumerate(mini_batch, 1):
             part = rollout[rows]
             with nullcontext() if number == len(mini_batch) else self.accelerator.no_sync(model):
                 with self.compute_loss_context_manager():
-                    logps, values, _ = self.score_tokens(model, part.input_ids, part.attention_mask, part.mask.shape[1])
+                    batch = part.input_ids, part.attention_mask, part.mask.shape[1]
+                    with router_logits_of(self.base) if self._routed else nullcontext() as routed:
+                        logps, values, _ = self.score_tokens(model, *batch)
                     policy_loss, clipped = clipped_policy_loss(
                         logps, part.logps, part.advantages, part.mask, args.cliprange, tokens
                     )
@@ -379,6 +394,11 @@ class PPOTrainer(Trainer):
                         values, part.values, part.returns, part.mask, args.cliprange_value, tokens
                     )
                     loss = policy_loss + args.vf_coef * value_loss
+                    router_loss = torch.zeros_like(loss)
+                    if routed:
+                        added = self.base.router_losses(routed[-1], [part.attention_mask])[0]
+                        router_loss = added * (part.attention_mask.sum() / read)
+                    loss = loss + router_loss
                 if not loss.isfinite():
                     raise UserError(
                         f"step {self.state.global_step + 1}: the loss is {loss.item()}: training has diverged. Lower "
@@ -386,7 +406,7 @@ class PPOTrainer(Trainer):
                     )
                 self.accelerator.backward(loss)
             ratio = (logps.detach() - part.logps)[part.mask].exp().sum() / tokens
-            total += torch.stack([policy_loss.detach(), value_loss.detach(), clipped, ratio])
+            total += torch.stack([policy_loss.detach(), value_loss.detach(), clipped, ratio, router_loss.detach()])
         for parameter in self.value_head.parameters():
             parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
         return total
@@ -399,11 +419,11 @@ class PPOTrainer(Trainer):
         self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """The base class's, which trains the value head too, without weight decay."""
-        new = self.optimizer is None
+        """The base class's, or the one that is there, which trains the value head too, without weight decay."""
         optimizer = super().create_optimizer(model)
-        if new:
-            optimizer.add_param_group({"params": list(self.value_head.parameters()), "weight_decay": 0.0})
+        head = list(self.value_head.parameters())
+        if not any(parameter is head[0] for group in optimizer.param_groups for parameter in group["params"]):
+            optimizer.add_param_group({"params": head, "weight_decay": 0.0})
         return optimizer
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
@@ -444,8 +464,9 @@ class PPOTrainer(Trainer):
 
 
 def _train_without_dropout(model: nn.Module) -> None:
-    """Evaluation mode, which drops nothing, but training mode where activations are recomputed only in that."""
+    """Evaluation mode, which drops nothing, but training mode where activations are recomputed, or the load of experts
+    is counted, only in that."""
     model.eval()
     for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
+        if isinstance(module, GradientCheckpointingLayer | AnyformerRouter):
             module.training = True

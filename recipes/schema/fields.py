@@ -70,6 +70,7 @@ class Kind:
         refused: that class's fields a recipe must not set -> the remedy.
         defaults: values of that class's fields where a recipe gives none.
         types: types that replace those the source declares.
+        unread: of an objective, keys of other sections that it does not read, as (section, key) -> the remedy.
     """
 
     section: type[Section]
@@ -80,3 +81,4 @@ class Kind:
     refused: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
     types: dict[str, Any] = field(default_factory=dict)
+    unread: dict[tuple[str, str], str] = field(default_factory=dict)

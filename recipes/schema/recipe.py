@@ -106,13 +106,16 @@ class Recipe(StrictModel):
         )
 
     def to_yaml(self) -> str:
-        """The resolved recipe: our own sections in full, `train` and `adapter` with the keys given."""
+        """The resolved recipe: our own sections in full but for what the objective does not read, `train` and
+        `adapter` with the keys given."""
         data = self.model_dump(exclude={"adapter"})
         names = [name for name in type(self.adapter).model_fields if name in self.adapter.own]
         own = {n: v for n in names if (v := getattr(self.adapter, n)) is not None}
         adapter = {"kind": own.pop("kind")} | own | self.adapter.arguments()
         if data["hub"] is None:
             del data["hub"]
+        for section, name in OBJECTIVES[self.objective.kind].unread:
+            del data[section][name]
         quantization = self.model.quantization
         if quantization is None:
             del data["model"]["quantization"]

@@ -98,7 +98,7 @@ WRONG_VALUES = [
     ("train: {eval_strategy: best}", "train.eval_strategy: must be no, steps or epoch, found 'best'"),
     ("train: {logging_strategy: never}", "train.logging_strategy: must be no, steps or epoch, found 'never'"),
     ("train: {save_strategy: false}", "train.save_strategy: must be no, steps, epoch or best, found false"),
-    ("train: {packing_strategy: bdf}", "must be bfd, bfd_split or wrapped, found 'bdf'; did you mean 'bfd'?"),
+    ("train: {packing_strategy: bdf}", "must be bfd or bfd_split, found 'bdf'; did you mean 'bfd'?"),
     ("train: {bf16: yes}", "train.bf16: must be true or false, found 'yes'; write true"),
     ("train: {report_to: [1]}", "train.report_to.0: must be text, found 1"),
     ("train: {output_dir: ''}", "train.output_dir: is empty"),
@@ -170,6 +170,8 @@ REFUSED = [
     ("train: {truncation_mode: keep_end}", "data.truncation"),
     ("train: {trust_remote_code: true}", "model.trust_remote_code"),
     ("train: {do_train: true}", "has no effect"),
+    ("train: {packing: true, packing_strategy: wrapped}", "see each other: use bfd"),
+    ("train: {router_aux_loss_coef: 0.1}", "is model.config.router_aux_loss_coef"),
     ("adapter: {kind: lora, task_type: CAUSAL_LM}", "is set by the suite"),
     ("adapter: {kind: lora, revision: main}", "is model.revision"),
 ]
@@ -263,6 +265,14 @@ COMBINATIONS = [
     (
         GOOD + "objective: {kind: classify, problem: multi-label}\ntrain: {label_smoothing_factor: 0.1}",
         "train.label_smoothing_factor: smooths one class among others, not multi-label targets",
+    ),
+    (
+        GOOD + "train: {label_smoothing_factor: 0.1, loss_type: dft}",
+        "train.label_smoothing_factor: has no effect on the loss dft",
+    ),
+    (
+        GOOD + "adapter: {kind: p-tuning, num_virtual_tokens: 2}\ntrain: {label_smoothing_factor: 0.1}",
+        "train.label_smoothing_factor: is computed on the logits of all places, and p-tuning adds places",
     ),
     (GOOD + "objective: {kind: classify, problem: regression, labels: [a]}", "objective.labels: a regression has"),
     (GOOD + "objective: {kind: classify, labels: [a, a]}", "objective.labels: names 'a' twice"),

@@ -27,6 +27,15 @@ REFUSED = [
     (("dpo", "train.disable_dropout=false"), "disable_dropout: is always true"),
     (("kto", "train.disable_dropout=false"), "disable_dropout: is always true"),
     (("dpo", "train.beta=0"), "beta.*greater than 0"),
+    (
+        ("dpo", "train.label_smoothing_factor=0.1"),
+        "label_smoothing_factor.*set train.label_smoothing and loss_type: rob",
+    ),
+    (("simpo", "train.label_smoothing_factor=0.1"), "label_smoothing_factor.*set train.label_smoothing"),
+    *(
+        ((kind, "train.label_smoothing_factor=0.1"), "label_smoothing_factor: is not part")
+        for kind in ("kto", "orpo", "reward")
+    ),
     (("dpo", "train.truncation_mode=keep_end"), "is data.truncation"),
     (("dpo", "train.padding_free=true"), "no effect"),
     (("dpo", "train.sync_ref_model=true", "adapter={kind: lora}"), "sync_ref_model.*adapter.kind to none"),

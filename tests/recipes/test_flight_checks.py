@@ -136,3 +136,15 @@ def test_checking_changes_nothing(recipe, tmp_path):
     checked = run_recipe(recipe(*QUICK, f"train.output_dir={tmp_path / 'checked'}"), check=True)
     figures = [json.loads((f / "metrics.json").read_text(encoding="utf-8"))["after"]["loss"] for f in (plain, checked)]
     assert figures[0] == figures[1]
+
+
+def test_texts_that_share_blocks_by_design_are_said(recipe, rows):
+    lines = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    rows.write_text("".join(json.dumps({"text": line["prompt"]}) + "\n" for line in lines), encoding="utf-8")
+    blocks = ("objective={kind: pretrain, max_length: 64}", "~train.max_length")
+    folder = run_recipe(recipe(*QUICK, *blocks), check=True)
+    checks = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["checks"]
+    assert "texts share blocks by design" in checks["packed documents do not see each other"]
+    folder = run_recipe(recipe(*QUICK, *blocks, "objective.packing=none"), check=True, overwrite=True)
+    checks = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["checks"]
+    assert checks["packed documents do not see each other"] == "no rows are packed"

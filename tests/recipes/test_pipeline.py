@@ -32,7 +32,7 @@ train:
   learning_rate: 1e-2
   logging_steps: 1
   seed: 7
-eval: {{samples: 1, max_new_tokens: 6}}
+eval: {{samples: 1}}
 """
 
 
@@ -48,9 +48,10 @@ def pipeline(tmp_path, tiny_checkpoint, rows, monkeypatch):
     objective = "objective: {kind: grpo, reward: 'reward.py:vowels'}\n"
     train = "train: {num_generations: 4, max_completion_length: 6, beta: 0.1}\n"
     texts = {
-        "1-sft": f"{extends}model: {{path: {tiny_checkpoint}}}\ntrain: {{max_length: 64}}\n",
+        "1-sft": f"{extends}model: {{path: {tiny_checkpoint}}}\n"
+        "train: {max_length: 64}\neval: {max_new_tokens: 6}\n",
         "2-more": f"{extends}model: {{path: stage:sft}}\nadapter: {{kind: none}}\n"
-        "train: {max_length: 64, learning_rate: 1e-3}\n",
+        "train: {max_length: 64, learning_rate: 1e-3}\neval: {max_new_tokens: 6}\n",
         "3-policy": f"{extends}model: {{path: stage:more}}\n{objective}{train}",
     }
     for name, text in texts.items():

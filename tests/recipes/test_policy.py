@@ -32,6 +32,7 @@ def policy(recipe, tmp_path):
             "train.save_steps=12",
             "train.learning_rate=2e-2",
             "data.max_eval_rows=6",
+            "~eval.max_new_tokens",
         )
         return recipe(*common, *overrides)
 
@@ -99,3 +100,85 @@ def test_rewards_that_tell_nothing_apart_are_named_as_the_cause(policy, tmp_path
     alike = (f"objective.reward={file}:same", "train.max_steps=3", "train.save_steps=3", "eval.before=false")
     with pytest.raises(UserError, match="every answer to a prompt gets the same reward"):
         run_recipe(policy("grpo", *alike))
+
+
+def with_reward(policy, tmp_path, kind, text, *overrides):
+    """A recipe whose reward is the function `mine` of a file with this text."""
+    file = tmp_path / "mine.py"
+    file.write_text(text, encoding="utf-8")
+    groups = ("~train.num_generations",) if kind == "ppo" else ()
+    return policy(kind, f"objective.reward={file}:mine", *groups, *overrides)
+
+
+def no_weights(monkeypatch):
+    monkeypatch.setattr("anyformer.recipes.models.load_model", lambda *given, **named: pytest.fail("weights loaded"))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "ppo"])
+def test_a_column_that_the_data_lack_is_found_before_a_weight_is_loaded(policy, tmp_path, monkeypatch, kind):
+    no_weights(monkeypatch)
+    text = "def mine(prompts, completions, *, answer, **columns):\n    return [1.0] * len(completions)\n"
+    with pytest.raises(UserError, match=r"mine\.py:mine: needs the column 'answer'.*they have: completion"):
+        run_recipe(with_reward(policy, tmp_path, kind, text))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "ppo"])
+def test_a_reward_model_is_looked_at_before_a_weight_is_loaded(policy, tiny_checkpoint, tmp_path, monkeypatch, kind):
+    no_weights(monkeypatch)
+    groups = ("~train.num_generations",) if kind == "ppo" else ()
+    for reward, message in ((tiny_checkpoint, "is no reward model"), (tmp_path / "none", "neither a local folder")):
+        with pytest.raises(UserError, match=rf"objective\.reward .*{message}"):
+            run_recipe(policy(kind, f"objective.reward=[pep257, {reward}]", *groups))
+
+
+NAMED = """
+import json
+
+def mine(prompts, completions, *, completion, image, completion_ids, chosen, **columns):
+    assert not columns.keys() - {"rejected", "prompt_ids"}, list(columns)
+    assert columns["prompt_ids"] == image == ["kept"] * len(prompts)
+    with open(FILE, "a") as out:
+        for row in zip(prompts, completion, completion_ids, chosen, columns["rejected"]):
+            print(json.dumps(row), file=out)
+    return [len(text) for text in completions]
+"""
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "ppo"])
+def test_a_reward_gets_all_columns_whatever_their_names(policy, tmp_path, rows, kind):
+    """In training, in the measures and for the samples."""
+    lines = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    names = ("completion_ids", "chosen", "rejected")
+    for number, line in enumerate(lines):
+        line |= {name: f"{name} {number}" for name in names} | {"prompt_ids": "kept", "image": "kept"}
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    seen = tmp_path / "seen.jsonl"
+    few = ("train.max_steps=1", "train.max_completion_length=3", "data.format=prompt", "eval.samples=0")
+    run_recipe(with_reward(policy, tmp_path, kind, NAMED.replace("FILE", repr(str(seen))), *few))
+    expected = {tuple(line[name] for name in ("prompt", "completion", *names)) for line in lines}
+    found = {tuple(json.loads(line)) for line in seen.read_text(encoding="utf-8").splitlines()}
+    assert len(found) > 6 and found <= expected
+
+
+def test_reference_and_reward_models_are_in_the_plan(policy, tiny, tiny_checkpoint, tmp_path):
+    from transformers import AutoTokenizer
+
+    from anyformer.recipes.prepare import prepare
+
+    judge = tiny(vocab_size=291, head="sequence_classification", num_labels=1)
+    judge.save_pretrained(tmp_path / "judge")
+    AutoTokenizer.from_pretrained(tiny_checkpoint).save_pretrained(tmp_path / "judge")
+    judged = f"objective.reward=[pep257, {tmp_path / 'judge'}]"
+
+    def memory(kind, *overrides):
+        groups = ("~train.num_generations",) if kind == "ppo" else ()
+        plan = prepare(policy(kind, judged, *groups, *overrides)).plan
+        assert plan.memory["reward models"] == 4 * judge.num_parameters()
+        return plan.memory.get("reference", 0) // 4, plan
+
+    reference, plan = memory("rloo", "adapter={kind: none}")
+    assert reference == sum(plan.parameters.values()) > 0
+    assert memory("grpo", "adapter={kind: none}")[0] == 0  # beta is 0
+    assert memory("rloo")[0] == 0  # the model without its fresh adapter
+    reference, plan = memory("ppo")
+    assert reference == plan.trainable > 0

@@ -367,3 +367,24 @@ def test_scores_that_are_none_are_refused(make, scores, message):
 
     with pytest.raises(UserError, match=message):
         make(reward=fixed).rollout(columns(prompts(4)))
+
+
+def test_under_lora_plus_the_value_head_learns_at_its_own_rate(tiny, make):
+    """Adam's first step is the learning rate whatever the gradient: B moves 16 times as far as A and as the head."""
+    from types import SimpleNamespace
+
+    from anyformer.recipes.adapters import use_lora_plus
+
+    model = with_lora(tiny(vocab_size=VOCAB), trained=True)
+    # Adam divides by its epsilon beside the gradient.
+    quiet = {"max_steps": 1, "num_ppo_epochs": 1, "lr_scheduler_type": "constant", "optim_args": "eps=1e-12"}
+    trainer = make(model, learning_rate=1e-3, max_grad_norm=0.0, **quiet)
+    use_lora_plus(trainer, SimpleNamespace(lora_plus_lr_ratio=16, lora_plus_lr_embedding=None))
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    trainer.train()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            moved = (parameter - before[name]).abs().max().item()
+            assert moved == pytest.approx(1.6e-2 if "lora_B" in name else 1e-3, rel=1e-3), name
+    assert trainer.value_head.weight.abs().max().item() == pytest.approx(1e-3, rel=1e-3)
+    assert sum(p is trainer.value_head.weight for g in trainer.optimizer.param_groups for p in g["params"]) == 1

@@ -3,7 +3,14 @@
 import pytest
 
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.rewards import last_number, load_reward, pep257, reward_problem
+from anyformer.recipes.rewards import (
+    column_problem,
+    last_number,
+    load_reward,
+    pep257,
+    reward_model_config,
+    reward_problem,
+)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +105,65 @@ def test_a_reward_model_scores_the_last_token_of_prompt_and_answer(tiny_checkpoi
         ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
         expected.append(model.eval()(ids).logits[0, 0].item())
     assert reward(prompts, answers) == pytest.approx(expected, abs=1e-5)
+
+
+SIGNATURES = [
+    ("prompts, completions, **columns", None),
+    ("prompts, completions, *, answer, level, **columns", None),
+    ("prompts, completions, answer, level", None),
+    ("prompts, completions, *, answer, wanted=None, **columns", None),
+    ("p, c, /, *, answer, **columns", None),
+    ("*given, **columns", None),
+    ("prompts, completions, *, wanted, **columns", "needs the column 'wanted', which the data lack; .*: answer, level"),
+    ("prompts, completions, wanted, **columns", "needs the column 'wanted'"),
+    ("prompts, completions, *, answer", r"does not take the column 'level': end its parameters with \*\*columns"),
+    ("prompts, completions", "does not take the column 'answer'"),
+    ("prompts, **columns", "must take the prompts and the completions"),
+    ("level, completions, **columns", "takes 'level' as its own argument"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "message"), SIGNATURES)
+def test_a_signature_tells_which_columns_a_function_needs(tmp_path, parameters, message):
+    """The function itself, called with these columns, agrees."""
+    import re
+
+    file = tmp_path / "f.py"
+    file.write_text(f"def f({parameters}):\n    return [1.0]\n", encoding="utf-8")
+    problem = column_problem(f"{file}:f", ["answer", "level"])
+    call = load_reward(f"{file}:f")
+    if message is None:
+        assert problem is None and call(["p"], ["a"], answer=[1], level=[2]) == [1.0]
+    else:
+        assert re.search(message, problem)
+        with pytest.raises((UserError, TypeError)):
+            call(["p"], ["a"], answer=[1], level=[2])
+
+
+def test_only_what_is_called_as_written_is_judged_by_what_is_written(tmp_path):
+    file = tmp_path / "f.py"
+    file.write_text("@wrap\ndef f(wanted):\n    ...\n", encoding="utf-8")
+    assert column_problem(f"{file}:f", []) is None
+    assert "needs the column 'answer', which the data lack; beside the prompt they have: none" in column_problem(
+        "last-number", []
+    )
+    assert column_problem("some/model", ["answer"]) is None
+
+
+def test_a_model_that_is_no_reward_model_is_found_by_its_config(tiny, tiny_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.nn.Module.load_state_dict", lambda *given, **named: pytest.fail("weights were loaded"))
+    with pytest.raises(UserError, match=r"objective\.reward .*/none: neither a local folder nor a Hub repository"):
+        reward_model_config(str(tmp_path / "none"))
+    with pytest.raises(
+        UserError, match=r"holds LlamaForCausalLM, which is no reward model: give a sequence classifier"
+    ):
+        reward_model_config(str(tiny_checkpoint))
+    for labels in (1, 2):
+        model = tiny(head="sequence_classification", num_labels=labels, pad_token_id=0)
+        model.save_pretrained(tmp_path / str(labels))
+    assert reward_model_config(str(tmp_path / "1")).num_labels == 1
+    with pytest.raises(UserError, match="has 2 labels; a reward model has one"):
+        reward_model_config(str(tmp_path / "2"))
+    with pytest.raises(UserError, match=r"a \.gguf file holds a language model"):
+        reward_model_config("some/model.gguf")
+    assert reward_model_config("pep257") is reward_model_config("stage:reward") is None

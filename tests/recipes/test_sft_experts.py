@@ -53,3 +53,14 @@ def test_nothing_is_kept_of_a_step(trainer_of):
     trainer, model = trainer_of(router_aux_loss_coef=0.1)
     trainer.train()
     assert not model.model._forward_hooks  # a hook that stayed would hold the graph of every later call
+
+
+def test_smoothed_labels_of_experts_are_refused_before_a_weight_is_loaded(tiny_checkpoint, tmp_path):
+    from tuning import objective_of
+
+    from anyformer.recipes.errors import UserError
+
+    tuned = objective_of("sft", tiny_checkpoint, tmp_path, "train.label_smoothing_factor=0.1")
+    tuned.config.num_experts = 4
+    with pytest.raises(UserError, match=r"train\.label_smoothing_factor: .*mixture of experts"):
+        tuned.configure(None)

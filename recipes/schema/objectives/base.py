@@ -39,4 +39,7 @@ LIBRARY_REFUSED = TRAINER_REFUSED | {
     **dict.fromkeys(("include_for_metrics", "batch_eval_metrics", "eval_do_concat_batches"), _MEASURES),
     "use_liger_kernel": "has no kernels for this model; remove it",
 }
-PLAIN_REFUSED = LIBRARY_REFUSED | {"label_smoothing_factor": "is not part of this objective's loss; remove it"}
+UNSMOOTHED = {"label_smoothing_factor": "is not part of this objective's loss; remove it"}
+PLAIN_REFUSED = LIBRARY_REFUSED | UNSMOOTHED
+# TRL's coefficient is that of a softmax router's loss alone.
+ROUTED = {"router_aux_loss_coef": "is model.config.router_aux_loss_coef"}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from ..fields import Kind, wrong
-from .base import TRAINER_REFUSED, ObjectiveSection
+from .base import ROUTED, TRAINER_REFUSED, UNSMOOTHED, ObjectiveSection
 
 
 def _rewards(value: Any) -> Any:
@@ -41,11 +41,21 @@ class RlooObjective(ObjectiveSection):
     reward: Rewards
 
 
-_POLICY_REFUSED = TRAINER_REFUSED | {
-    "trust_remote_code": "is model.trust_remote_code",
-    "model_init_kwargs": "is not used: see the model: section (dtype, attn_implementation, revision, config)",
-    "remove_unused_columns": "is set by the suite: rewards read the columns; remove it",
-    "disable_dropout": "is set by the suite: dropout would part policy and reference at the first step; remove it",
+_POLICY_REFUSED = (
+    TRAINER_REFUSED
+    | UNSMOOTHED
+    | ROUTED
+    | {
+        "trust_remote_code": "is model.trust_remote_code",
+        "model_init_kwargs": "is not used: see the model: section (dtype, attn_implementation, revision, config)",
+        "remove_unused_columns": "is set by the suite: rewards read the columns; remove it",
+        "disable_dropout": "is set by the suite: dropout would part policy and reference at the first step; remove it",
+    }
+)
+_UNREAD = {
+    ("data", "truncation"): "has no effect: prompts are never cut, and those without room for an answer of "
+    "train.max_completion_length tokens are left out; remove it",
+    ("eval", "max_new_tokens"): "has no effect: answers are as long as train.max_completion_length allows; remove it",
 }
 KINDS = {
     "grpo": Kind(
@@ -54,6 +64,7 @@ KINDS = {
         code="policy:GroupedPolicy",
         refused=_POLICY_REFUSED,
         defaults={"disable_dropout": True},
+        unread=_UNREAD,
     ),
     "rloo": Kind(
         RlooObjective,
@@ -61,6 +72,7 @@ KINDS = {
         code="policy:GroupedPolicy",
         refused=_POLICY_REFUSED,
         defaults={"disable_dropout": True},
+        unread=_UNREAD,
     ),
     "ppo": Kind(
         PpoObjective,
@@ -71,5 +83,6 @@ KINDS = {
             "eval_strategy": "is not offered: the reward on held-out prompts is measured before and after; remove it",
             "max_prompt_length": "is not needed: prompts without room for an answer are left out; remove it",
         },
+        unread=_UNREAD,
     ),
 }

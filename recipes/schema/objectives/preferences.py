@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..fields import Kind
-from .base import NO_EFFECT, TOKENIZER, TRAINER_REFUSED, ObjectiveSection
+from .base import NO_EFFECT, ROUTED, TOKENIZER, TRAINER_REFUSED, UNSMOOTHED, ObjectiveSection
 
 
 class RewardObjective(ObjectiveSection):
@@ -45,27 +45,32 @@ class SimpoObjective(ObjectiveSection):
 
 
 # What trainers on preferences would do with rows that the suite has tokenised.
-_PREFERENCE_REFUSED = TRAINER_REFUSED | {
-    "truncation_mode": "is data.truncation",
-    "trust_remote_code": "is model.trust_remote_code",
-    "model_init_kwargs": "is not used: see the model: section (dtype, attn_implementation, revision, config)",
-    **dict.fromkeys(("pad_token", "eos_token", "padding_value", "chat_template_path"), TOKENIZER),
-    **dict.fromkeys(("dataset_num_proc", "remove_unused_columns", "max_completion_length"), NO_EFFECT),
-    **dict.fromkeys(("is_encoder_decoder", "padding_free"), NO_EFFECT),
-    "generate_during_eval": "is eval.samples, which shows answers before and after",
-}
+_PREFERENCE_REFUSED = (
+    TRAINER_REFUSED
+    | UNSMOOTHED
+    | ROUTED
+    | {
+        "truncation_mode": "is data.truncation",
+        "trust_remote_code": "is model.trust_remote_code",
+        "model_init_kwargs": "is not used: see the model: section (dtype, attn_implementation, revision, config)",
+        **dict.fromkeys(("pad_token", "eos_token", "padding_value", "chat_template_path"), TOKENIZER),
+        **dict.fromkeys(("dataset_num_proc", "remove_unused_columns", "max_completion_length"), NO_EFFECT),
+        **dict.fromkeys(("is_encoder_decoder", "padding_free"), NO_EFFECT),
+        "generate_during_eval": "is eval.samples, which shows answers before and after",
+    }
+)
 _REFERENCE_REFUSED = _PREFERENCE_REFUSED | {
     "disable_dropout": "is always true: under dropout the policy would differ from its own reference",
 }
-_SIMPO_REFUSED = _PREFERENCE_REFUSED | dict.fromkeys(
-    ("loss_type",), "is simpo; for another write objective: {kind: cpo}"
-)
+_SMOOTHED_PAIRS = "is not part of this objective's loss; for noisy preferences set train.label_smoothing"
+_DPO_REFUSED = _REFERENCE_REFUSED | {"label_smoothing_factor": f"{_SMOOTHED_PAIRS} and loss_type: robust"}
+_CPO_REFUSED = _PREFERENCE_REFUSED | {"label_smoothing_factor": _SMOOTHED_PAIRS}
+_SIMPO_REFUSED = _CPO_REFUSED | {"loss_type": "is simpo; for another write objective: {kind: cpo}"}
 _PAD_MULTIPLE = Annotated[int, Field(ge=1)] | Literal["auto"] | None
 _PREFERENCE_TYPES: dict[str, Any] = {
     "pad_to_multiple_of": _PAD_MULTIPLE,
     "beta": Annotated[float, Field(gt=0)],
     "precompute_ref_batch_size": Annotated[int, Field(ge=1)] | None,
-    "router_aux_loss_coef": Annotated[float, Field(ge=0)] | None,
 }
 DPO_LOSSES = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
@@ -104,7 +109,7 @@ KINDS = {
         DpoObjective,
         ("trl.trainer.dpo_config", "DPOConfig"),
         code="preference:DirectPreferenceTuning",
-        refused=_REFERENCE_REFUSED,
+        refused=_DPO_REFUSED,
         types=_DPO_TYPES,
     ),
     "kto": Kind(
@@ -125,7 +130,7 @@ KINDS = {
         CpoObjective,
         _CPO_CONFIG,
         code="reference_free:ContrastiveTuning",
-        refused=_PREFERENCE_REFUSED,
+        refused=_CPO_REFUSED,
         types=_CPO_TYPES,
     ),
     # Meng et al. 2024 (arXiv:2405.14734), section 3.2 and table 8: no likelihood term, beta 2, gamma half of it.

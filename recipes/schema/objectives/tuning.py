@@ -1,11 +1,20 @@
 """Objectives on what a model should answer: sft, seq2seq, distill."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from ..fields import Kind, Length, PathText
-from .base import LIBRARY_REFUSED, NO_EFFECT, TOKENIZER, TRAINER_REFUSED, LossOn, ObjectiveSection
+from ..fields import Kind, Length, PathText, wrong
+from .base import (
+    LIBRARY_REFUSED,
+    NO_EFFECT,
+    ROUTED,
+    TOKENIZER,
+    TRAINER_REFUSED,
+    UNSMOOTHED,
+    LossOn,
+    ObjectiveSection,
+)
 
 
 class SftObjective(ObjectiveSection):
@@ -36,29 +45,52 @@ class DistillObjective(ObjectiveSection):
     loss_on: LossOn = "completion"
 
 
-SFT_REFUSED = TRAINER_REFUSED | {
-    "dataset_text_field": "is data.columns: {text: NAME}",
-    "dataset_kwargs": "is not used: the suite tokenises the rows itself, see the data: section",
-    "assistant_only_loss": "is objective.loss_on: completion",
-    "completion_only_loss": "is objective.loss_on: completion",
-    "truncation_mode": "is data.truncation",
-    "trust_remote_code": "is model.trust_remote_code",
-    "model_init_kwargs": "is not used: see the model: section (dtype, attn_implementation, revision, config)",
-    "chat_template_path": TOKENIZER,
-    "eos_token": TOKENIZER,
-    "pad_token": TOKENIZER,
+SFT_REFUSED = (
+    TRAINER_REFUSED
+    | ROUTED
+    | {
+        "dataset_text_field": "is data.columns: {text: NAME}",
+        "dataset_kwargs": "is not used: the suite tokenises the rows itself, see the data: section",
+        "assistant_only_loss": "is objective.loss_on: completion",
+        "completion_only_loss": "is objective.loss_on: completion",
+        "truncation_mode": "is data.truncation",
+        "trust_remote_code": "is model.trust_remote_code",
+        "model_init_kwargs": "is not used: see the model: section (dtype, attn_implementation, revision, config)",
+        "chat_template_path": TOKENIZER,
+        "eos_token": TOKENIZER,
+        "pad_token": TOKENIZER,
+    }
+)
+
+
+def _packing_strategy(value: Any) -> Any:
+    if value == "wrapped":
+        raise wrong(
+            "wrapped cuts rows anywhere and lets those in a block see each other: use bfd, which keeps them apart, or "
+            "for plain text objective: {kind: pretrain, packing: blocks}"
+        )
+    return value
+
+
+_SFT_TYPES = {
+    "packing_strategy": Annotated[Literal["bfd", "bfd_split"], BeforeValidator(_packing_strategy)],
 }
-_DISTILL_REFUSED = SFT_REFUSED | {
-    "teacher_model_name_or_path": "is objective.teacher",
-    "teacher_model_init_kwargs": "is not used: the teacher has the dtype and the attention of model:",
-    **dict.fromkeys(
-        ("packing", "eval_packing", "padding_free", "packing_strategy"),
-        "is not possible here: the teacher and sampled answers need rows by themselves",
-    ),
-    **dict.fromkeys(
-        ("loss_type", "dataset_num_proc", "remove_unused_columns", "pad_to_multiple_of", "shuffle_dataset"), NO_EFFECT
-    ),
-}
+_DISTILL_REFUSED = (
+    SFT_REFUSED
+    | UNSMOOTHED
+    | {
+        "teacher_model_name_or_path": "is objective.teacher",
+        "teacher_model_init_kwargs": "is not used: the teacher has the dtype and the attention of model:",
+        **dict.fromkeys(
+            ("packing", "eval_packing", "padding_free", "packing_strategy"),
+            "is not possible here: the teacher and sampled answers need rows by themselves",
+        ),
+        **dict.fromkeys(
+            ("loss_type", "dataset_num_proc", "remove_unused_columns", "pad_to_multiple_of", "shuffle_dataset"),
+            NO_EFFECT,
+        ),
+    }
+)
 _DISTILL_TYPES = {
     "temperature": Annotated[float, Field(gt=0)],
     "max_new_tokens": Annotated[int, Field(ge=1)],
@@ -72,6 +104,7 @@ KINDS = {
         code_by_shape={"encoder-decoder": "seq2seq:SupervisedSequences"},
         shapes=("decoder", "encoder-decoder"),
         refused=SFT_REFUSED,
+        types=_SFT_TYPES,
     ),
     "seq2seq": Kind(
         Seq2SeqObjective,
