@@ -30,9 +30,9 @@ def chat(
     Raises:
         UserError: no model or tokenizer there, or one that writes nothing, or a decoder without a chat template.
     """
+    quiet_libraries()
     from transformers import set_seed
 
-    quiet_libraries()
     options = sampling(temperature)  # refused before anything is loaded
     generator = open_generator(path, trust_remote_code=trust_remote_code)
     if not generator.has_template:

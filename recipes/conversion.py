@@ -39,11 +39,11 @@ def import_checkpoint(
     Raises:
         UserError: a source that cannot be imported exactly, or a target that exists.
     """
+    quiet_libraries()
     import torch
 
     from ..modeling.interop import ConversionError, import_model
 
-    quiet_libraries()
     _require_free(target)
     path = resolve_path(source)
     try:
@@ -77,9 +77,9 @@ def export_checkpoint(
     Raises:
         UserError: the family cannot express the model, or a target that exists.
     """
+    quiet_libraries()
     from ..modeling.interop import ConversionError, to_hf
 
-    quiet_libraries()
     _require_free(target)
     model = load_pretrained(source, auto_class=_auto_class_in(source))
     if model.config.model_type != "anyformer":
@@ -112,12 +112,12 @@ def merge_adapter(
         UserError: no adapter there, an unknown or unfit base, an adapter that has no place in weights, or a target
             that exists.
     """
+    quiet_libraries()
     from peft import PeftConfig
 
     from ..modeling.interop import ConversionError
     from .adapters import base_of, load_under_head, merge
 
-    quiet_libraries()
     _require_free(target)
     try:
         config = PeftConfig.from_pretrained(source)

@@ -37,9 +37,9 @@ def generate(
         UserError: no model or tokenizer there, a model that writes nothing, no chat template, an empty prompt, or one
             that leaves no room.
     """
+    quiet_libraries()
     from transformers import set_seed
 
-    quiet_libraries()
     options = sampling(temperature, top_p)
     generator = open_generator(path, trust_remote_code=trust_remote_code)
     encoded = [_encoded(prompt, number, generator, system, template) for number, prompt in enumerate(prompts, 1)]
