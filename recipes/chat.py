@@ -5,10 +5,8 @@ from typing import Any
 
 from .console import quiet_libraries
 from .errors import UserError
-from .evaluation import virtual_tokens
 from .generation import sampling
-from .models import load_pretrained, load_tokenizer_from, resolve_path
-from .tokenize_sft import stop_ids
+from .generator import Generator, open_generator
 
 
 def chat(
@@ -23,21 +21,25 @@ def chat(
 ) -> None:
     """Read a line, answer it, and so on, until /exit or the end of input.
 
+    An encoder-decoder reads the conversation as its source; without a chat template, each line by itself.
+
     Args:
         path: a run, a model folder or a Hub id.
         read: asks for a line; replaced in tests.
 
     Raises:
-        UserError: no model or tokenizer there, or no chat template.
+        UserError: no model or tokenizer there, or one that writes nothing, or a decoder without a chat template.
     """
+    quiet_libraries()
     from transformers import set_seed
 
-    quiet_libraries()
-    sampling(temperature)  # refused before anything is loaded
-    model = load_pretrained(path, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer_from(resolve_path(path), trust_remote_code=trust_remote_code)
-    if tokenizer.chat_template is None:
-        raise UserError(f"{path}: the tokenizer has no chat template; this is no chat model")
+    options = sampling(temperature)  # refused before anything is loaded
+    generator = open_generator(path, trust_remote_code=trust_remote_code)
+    if not generator.has_template:
+        if not generator.reads_apart:
+            raise UserError(f"{path}: the tokenizer has no chat template; this is no chat model")
+        if system:
+            raise UserError(f"{path}: a system message needs a chat template, and the model was trained without one")
     set_seed(seed)
     start = [{"role": "system", "content": system}] if system else []
     turns = list(start)
@@ -56,7 +58,9 @@ def chat(
             turns = list(start)
         elif line:
             turns.append({"role": "user", "content": line})
-            answer = _answer(model, tokenizer, turns, max_new_tokens, temperature)
+            if not generator.has_template:
+                turns = turns[-1:]  # the source that it reads is a line by itself
+            answer = _answer(generator, turns, max_new_tokens, options)
             if answer is None:
                 print("That is more than the model has positions for. /clear forgets the conversation so far.")
                 turns.pop()
@@ -65,26 +69,15 @@ def chat(
 
 
 def _answer(
-    model: Any, tokenizer: Any, turns: list[dict[str, str]], max_new_tokens: int, temperature: float
+    generator: Generator, turns: list[dict[str, str]], max_new_tokens: int, options: dict[str, Any]
 ) -> str | None:
     """The answer, printed as it comes; None where the conversation leaves no room for one."""
-    import torch
     from transformers import TextStreamer
 
-    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    # The template has written the special tokens already, as in training.
-    inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt").to(model.device)
-    length = inputs["input_ids"].shape[1]
-    room = model.config.max_position_embeddings - virtual_tokens(model) - length
-    if room < 1:
+    tokenizer: Any = generator.tokenizer
+    prompt = generator.encode(turns) if generator.has_template else tokenizer(turns[-1]["content"])["input_ids"]
+    if len(prompt) > generator.longest_prompt:
         return None
-    with torch.no_grad():
-        output = model.generate(
-            **inputs,
-            **sampling(temperature),
-            max_new_tokens=min(max_new_tokens, room),
-            eos_token_id=stop_ids(tokenizer),
-            pad_token_id=tokenizer.pad_token_id,
-            streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
-        )
-    return tokenizer.decode(output[0, length:], skip_special_tokens=True)
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    (ids,) = generator.answer([prompt], max_new_tokens, streamer=streamer, **options)
+    return generator.decode(ids)

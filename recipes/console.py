@@ -15,10 +15,20 @@ if TYPE_CHECKING:
     from .tokenize_sft import TokenizationReport
 
 
+def quiet_imports() -> None:
+    """Keep bitsandbytes, which PEFT imports wherever it is installed, from saying that a kernel of 4-bit inference is
+    missing. Nothing here uses that kernel, on a quantised base neither, see `quantization.quantize`.
+
+    To be called before transformers or PEFT is imported.
+    """
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+
 def make_console(recipe: "Recipe") -> "Console":
     """The console, and how loud the libraries are."""
     from rich.console import Console
 
+    quiet_imports()
     logging.getLogger("anyformer").setLevel(recipe.logging.level.upper())
     if recipe.logging.level != "debug":
         quiet_libraries()
@@ -27,13 +37,12 @@ def make_console(recipe: "Recipe") -> "Console":
 
 def quiet_libraries() -> None:
     """Errors only from transformers, and no bars but that of training: what matters is said by this suite."""
+    quiet_imports()
     import datasets
     from transformers.utils import logging as library_logging
 
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|trl)\.")
-    # bitsandbytes says at each product that it casts, and once that an optional kernel is not installed.
-    for name in ("bitsandbytes.autograd._functions", "bitsandbytes.backends.cpu.ops"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # that it casts, at each product
     library_logging.set_verbosity_error()
     library_logging.disable_progress_bar()
     datasets.disable_progress_bars()

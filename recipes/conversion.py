@@ -8,7 +8,15 @@ from typing import Any
 
 from .console import quiet_libraries
 from .errors import UserError
-from .models import auto_class_of, compare_with_stock, load_pretrained, read_tokenizer, require_equal, resolve_path
+from .models import (
+    adapter_folder,
+    auto_class_of,
+    compare_with_stock,
+    load_pretrained,
+    read_tokenizer,
+    require_equal,
+    resolve_path,
+)
 
 # One of these stands in a folder that has a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -31,11 +39,11 @@ def import_checkpoint(
     Raises:
         UserError: a source that cannot be imported exactly, or a target that exists.
     """
+    quiet_libraries()
     import torch
 
     from ..modeling.interop import ConversionError, import_model
 
-    quiet_libraries()
     _require_free(target)
     path = resolve_path(source)
     try:
@@ -69,9 +77,9 @@ def export_checkpoint(
     Raises:
         UserError: the family cannot express the model, or a target that exists.
     """
+    quiet_libraries()
     from ..modeling.interop import ConversionError, to_hf
 
-    quiet_libraries()
     _require_free(target)
     model = load_pretrained(source, auto_class=_auto_class_in(source))
     if model.config.model_type != "anyformer":
@@ -95,7 +103,7 @@ def export_checkpoint(
 def merge_adapter(
     source: str, target: Path, *, base: str | None = None, trust_remote_code: bool = False
 ) -> Iterator[str]:
-    """Add the adapter in `source` to its base's weights, and write the model to `target`.
+    """Add the adapter in `source` to its base's weights, and write the model, under the head of the run, to `target`.
 
     Yields:
         What was merged and written.
@@ -104,12 +112,12 @@ def merge_adapter(
         UserError: no adapter there, an unknown or unfit base, an adapter that has no place in weights, or a target
             that exists.
     """
-    from peft import PeftConfig, PeftModel
-
-    from ..modeling.interop import ConversionError, import_model
-    from .adapters import merge
-
     quiet_libraries()
+    from peft import PeftConfig
+
+    from ..modeling.interop import ConversionError
+    from .adapters import base_of, load_under_head, merge
+
     _require_free(target)
     try:
         config = PeftConfig.from_pretrained(source)
@@ -119,15 +127,18 @@ def merge_adapter(
         raise UserError(
             f"{source}: is {config.peft_type.value}, whose vectors stand beside the weights: nothing to merge"
         )
-    where = base or config.base_model_name_or_path
-    if not where:
+    if not base and not config.base_model_name_or_path:
         raise UserError(f"{source}: the adapter does not name its base: give it with --base")
     try:
-        model, report = import_model(resolve_path(where), trust_remote_code=trust_remote_code)
-        adapted = PeftModel.from_pretrained(model, source)
+        folder = adapter_folder(source) or Path(source)
+        where = base or base_of(folder)
+        revision = None if base else config.revision
+        adapted, family = load_under_head(
+            folder, resolve_path(where), revision=revision, trust_remote_code=trust_remote_code
+        )
     except (ConversionError, ValueError, RuntimeError, OSError) as error:
-        raise UserError(f"{source}: does not open on {where}: {error}") from error
-    yield f"{source}: {config.peft_type.value} adapter on {where} ({report.family})"
+        raise UserError(f"{source}: does not open on {base or config.base_model_name_or_path}: {error}") from error
+    yield f"{source}: {config.peft_type.value} adapter on {where} ({family})"
     merged = merge(adapted)
     beside = source if _holds_tokenizer(source) else resolve_path(where)
     tokenizer = _tokenizer_or_none(beside, None, trust_remote_code)

@@ -15,6 +15,8 @@ from .sources import BUILT_IN
 from .yaml_tree import Path, show
 
 Fault = tuple[Path, str]
+# Objectives whose last layer is new: an adapter by itself opens on a base that lacks it.
+ADD_A_LAYER = ("classify", "token-classify", "reward")
 
 
 def across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
@@ -44,6 +46,12 @@ def across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
     yield from _across_adapter(sections)
     if kind in ("classify", "token-classify"):
         yield from _across_classes(sections)
+    if kind in ADD_A_LAYER and sections["adapter"].get("merge") is False:
+        yield (
+            ("adapter", "merge"),
+            "the objective adds a layer that the base model does not have, and the adapter would open on a base "
+            "without it: remove the key (the adapter alone is saved beside the merged model)",
+        )
     if kind == "seq2seq":
         yield from _across_generation(sections["train"])
 
@@ -211,12 +219,6 @@ def _across_classes(sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:
         yield ("train", "label_smoothing_factor"), text
     if problem == "regression" and sections["objective"].get("labels") is not None:
         yield ("objective", "labels"), "a regression has values, no classes: remove it"
-    if sections["adapter"].get("merge") is False:
-        yield (
-            ("adapter", "merge"),
-            "the objective adds a layer that the base model does not have, and the adapter would open on a base "
-            "without it: remove the key (the adapter alone is saved beside the merged model)",
-        )
 
 
 def _across_generation(train: dict[str, Any]) -> Iterator[Fault]:

@@ -6,9 +6,7 @@ from typing import Any, Literal
 
 from .console import quiet_libraries
 from .errors import UserError
-from .evaluation import virtual_tokens
-from .models import load_pretrained, load_tokenizer_from, resolve_path
-from .tokenize_sft import stop_ids
+from .generator import Generator, open_generator
 
 Template = Literal["auto", "chat", "none"]
 
@@ -32,38 +30,29 @@ def generate(
         path: a run, a model folder or a Hub id.
         system: a system message, with a chat template.
         template: "chat": each prompt is a user's message; "none": the text that the model goes on with; "auto": as
-            the tokenizer has a template or not.
+            the tokenizer has a template or not; what was trained as objective seq2seq gets none.
         temperature: 0: the likeliest token each time. top_p: sampling from so much of the probability.
 
     Raises:
-        UserError: no model or tokenizer there, no chat template, an empty prompt, or one that leaves no room.
+        UserError: no model or tokenizer there, a model that writes nothing, no chat template, an empty prompt, or one
+            that leaves no room.
     """
-    import torch
+    quiet_libraries()
     from transformers import set_seed
 
-    quiet_libraries()
-    model = load_pretrained(path, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer_from(resolve_path(path), trust_remote_code=trust_remote_code)
-    encoded = [_encoded(prompt, number, tokenizer, system, template) for number, prompt in enumerate(prompts, 1)]
-    longest = model.config.max_position_embeddings - virtual_tokens(model)
-    for number, ids in enumerate(encoded, 1):
-        if len(ids) >= longest:
-            raise UserError(f"prompt {number} has {len(ids)} tokens, and the model has positions for {longest}")
     options = sampling(temperature, top_p)
+    generator = open_generator(path, trust_remote_code=trust_remote_code)
+    encoded = [_encoded(prompt, number, generator, system, template) for number, prompt in enumerate(prompts, 1)]
+    longest = generator.longest_prompt
+    for number, ids in enumerate(encoded, 1):
+        if len(ids) > longest:
+            more = "" if generator.reads_apart else " and an answer"
+            raise UserError(f"prompt {number} has {len(ids)} tokens, and the model has positions for {longest}{more}")
+    # In one row with its prompt an answer has the less room, the longer that is.
+    roomy = longest if generator.reads_apart else generator.room(max_new_tokens)
     set_seed(seed)
-    for rows in _batches(encoded, batch_size, longest - max_new_tokens):
-        batch = tokenizer.pad({"input_ids": rows}, padding_side="left")
-        inputs = {name: torch.tensor(batch[name], device=model.device) for name in ("input_ids", "attention_mask")}
-        width = inputs["input_ids"].shape[1]
-        with torch.no_grad():
-            output: Any = model.generate(
-                **inputs,
-                **options,
-                max_new_tokens=min(max_new_tokens, longest - width),
-                eos_token_id=stop_ids(tokenizer),
-                pad_token_id=tokenizer.pad_token_id,
-            )
-        yield from (text.strip() for text in tokenizer.batch_decode(output[:, width:], skip_special_tokens=True))
+    for rows in _batches(encoded, batch_size, roomy):
+        yield from (generator.decode(ids).strip() for ids in generator.answer(rows, max_new_tokens, **options))
 
 
 def sampling(temperature: float, top_p: float = 1.0) -> dict[str, Any]:
@@ -90,20 +79,17 @@ def _batches(encoded: list[list[int]], size: int, roomy: int) -> Iterator[list[l
     yield batch
 
 
-def _encoded(prompt: str, number: int, tokenizer: Any, system: str | None, template: Template) -> list[int]:
+def _encoded(prompt: str, number: int, generator: Generator, system: str | None, template: Template) -> list[int]:
     if not prompt.strip():
         raise UserError(f"prompt {number} is empty")
-    if template == "none" or (template == "auto" and tokenizer.chat_template is None):
+    if template == "none" or (template == "auto" and not generator.has_template):
         if system:
             raise UserError("a system message needs a chat template, and none is used")
-        return tokenizer(prompt)["input_ids"]
-    if tokenizer.chat_template is None:
+        return generator.tokenizer(prompt)["input_ids"]
+    if generator.tokenizer.chat_template is None:
         raise UserError("the tokenizer has no chat template: give --template none")
     turns = [{"role": "system", "content": system}] if system else []
-    turns.append({"role": "user", "content": prompt})
-    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    # The template has written the special tokens already, as in training.
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    return generator.encode([*turns, {"role": "user", "content": prompt}])
 
 
 def read_prompts(file: Path) -> list[str]:

@@ -187,7 +187,7 @@ def config_and_tokenizer(
             tokenizer = load_tokenizer(model, ends=shape != "encoder")
             config = AnyformerConfig(**(preset | _ids_of(tokenizer) | model.config))
         else:
-            config = _config_of_checkpoint(model)
+            config = config_of_checkpoint(model)
             tokenizer = load_tokenizer(model, ends=config.architecture != "encoder")
     except (ConversionError, StrictDataclassError, TypeError) as error:
         raise UserError(f"model: {error}") from error
@@ -205,7 +205,12 @@ def config_and_tokenizer(
     return config, tokenizer
 
 
-def _config_of_checkpoint(model: Any) -> "AnyformerConfig":
+def config_of_checkpoint(model: Any) -> "AnyformerConfig":
+    """The config of a recipe's `model` section with a path, as its `config` changes it.
+
+    Raises:
+        UserError: a field that the weights depend on.
+    """
     from ..modeling import HEADS, AnyformerConfig
     from ..modeling.interop.convert import family_of
     from ..modeling.interop.source import open_source

@@ -164,7 +164,7 @@ def _check_soft_prompt(recipe: Recipe, objective: "Objective") -> None:
             kind,
             head=objective.head,
             virtual_tokens=recipe.adapter.virtual_tokens,
-            max_length=objective.max_length,
+            max_length=objective.behind_soft_prompt,
             packed=any(value not in (None, False, "none") for value in packs),
         )
         if problem:

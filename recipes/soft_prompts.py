@@ -47,6 +47,16 @@ def prompt_learning_fields(config: "AnyformerConfig", kind: str) -> dict[str, in
     }
 
 
+def positions_taken(kind: str, virtual_tokens: int, *, reads_apart: bool) -> tuple[int, int]:
+    """Positions that a soft prompt takes from the text that is read apart, and from the text that is written.
+
+    Args:
+        reads_apart: the model is an encoder-decoder, whose encoder gets the embeddings and whose decoder the prefixes.
+    """
+    before_source = reads_apart and kind != "prefix-tuning"
+    return (virtual_tokens, 0) if before_source else (0, virtual_tokens)
+
+
 def soft_prompt_problem(
     config: "AnyformerConfig",
     kind: str,

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
+from ..recipes.console import quiet_imports
 from ..recipes.errors import UserError
 
 # Verb -> module in this folder. The help shows them in this order.
@@ -46,6 +47,7 @@ class _Verbs(TyperGroup):
         return typer.main.get_command(verb)
 
     def invoke(self, ctx: Any) -> Any:
+        quiet_imports()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -7,9 +7,20 @@ from ..yaml_tree import STAGE
 from . import saved
 
 Fault = tuple[tuple[int | str, ...], str]
-# Objectives whose trainer and measure are exact behind a soft prompt. A layer of classes would be missing from the base
-# that is kept apart; policies generate and score in their trainers' own ways.
-WITH_SOFT_PROMPTS = ("sft", "pretrain")
+# Objectives whose trainer and measure are exact behind a soft prompt.
+WITH_SOFT_PROMPTS = ("sft", "pretrain", "seq2seq")
+_ADDS_A_LAYER = "it adds a layer, which the base that a soft prompt is kept apart from would lack"
+_SHIFTED = "PEFT has no task for its head, so the labels would not be moved behind the virtual tokens"
+_LOG_PROBS = "its trainer takes log-probabilities in a way of its own, which is not verified behind a soft prompt"
+_ROLLOUTS = "its trainer generates and scores in a way of its own, which is not verified behind a soft prompt"
+# Why the others are not.
+NO_SOFT_PROMPTS = {
+    **dict.fromkeys(("classify", "token-classify", "reward"), _ADDS_A_LAYER),
+    **dict.fromkeys(("mlm", "mlm-nsp"), _SHIFTED),
+    **dict.fromkeys(("dpo", "kto", "orpo", "cpo", "simpo"), _LOG_PROBS),
+    **dict.fromkeys(("grpo", "rloo", "ppo"), _ROLLOUTS),
+    "distill": "it compares distributions position by position, and the teacher's have no virtual tokens before them",
+}
 # Starts that are computed from the base's own weights, which a quantised base no longer has.
 _FROM_WEIGHTS = ("pissa", "olora", "loftq", "mica", "orthogonal")
 
@@ -31,8 +42,9 @@ def across_adapter(sections: dict[str, dict[str, Any]], kind: str, fields: Itera
     elif kind in saved.SOFT_PROMPTS:
         objective = str(sections["objective"].get("kind") or "sft")
         if objective not in WITH_SOFT_PROMPTS:
-            text = f"is not offered with objective {objective}: choose lora, or one of {', '.join(WITH_SOFT_PROMPTS)}"
-            yield ("adapter", "kind"), text
+            why = NO_SOFT_PROMPTS.get(objective, "it is not verified behind a soft prompt")
+            remedy = f"choose lora, or an objective among {', '.join(WITH_SOFT_PROMPTS)}"
+            yield ("adapter", "kind"), f"{kind} is not offered with objective {objective}: {why}; {remedy}"
             return
         yield from _soft_prompt(sections, kind)
     if isinstance(sections["model"].get("quantization"), dict):

@@ -64,6 +64,15 @@ class Objective:
         limit = getattr(self.arguments if where == "train" else self.options, "max_length", None)
         return checked_length(limit, f"{where}.max_length", self.config, self.recipe.adapter.virtual_tokens)
 
+    @property
+    def behind_soft_prompt(self) -> int:
+        """The longest text that a soft prompt stands before, in tokens.
+
+        Raises:
+            UserError: with the soft prompt it is beyond the model's positions.
+        """
+        return self.max_length
+
     def configure(self, splits: "Splits") -> None:
         """Write into the config what only the data tell, such as the number of labels."""
 

@@ -7,6 +7,7 @@ from ..errors import UserError
 from ..introspection import class_fields
 from ..label_metrics import accuracy, error_rate
 from ..padding import by_length, pad_rows
+from ..soft_prompts import positions_taken
 from ..tokenize_sft import IGNORE
 from .base import Objective, Row, checked_length
 from .labelled import batches
@@ -38,14 +39,25 @@ class SequenceToSequence(Objective):
     @property
     def limits(self) -> tuple[int, int]:
         """The longest source and the longest target, in tokens."""
-        source, target = self.options.max_source_length, self.options.max_target_length
-        return (
-            checked_length(source, "objective.max_source_length", self.config),
-            checked_length(target, "objective.max_target_length", self.config),
-        )
+        return self._within_positions(self.options.max_source_length, self.options.max_target_length)
 
     # What the limits are called in messages.
     limit_names = ("objective.max_source_length", "objective.max_target_length")
+
+    def _within_positions(self, *given: int | None) -> tuple[int, int]:
+        """Limits of source and target, or the longest that the model and a soft prompt leave room for."""
+        adapter = self.recipe.adapter
+        taken = positions_taken(adapter.kind, adapter.virtual_tokens, reads_apart=True)
+        source, target = (
+            checked_length(limit, name, self.config, virtual)
+            for limit, name, virtual in zip(given, self.limit_names, taken, strict=True)
+        )
+        return source, target
+
+    @property
+    def behind_soft_prompt(self) -> int:
+        source, target = self.limits
+        return source if positions_taken(self.recipe.adapter.kind, 1, reads_apart=True)[0] else target
 
     def encode(self, rows: Sequence[Row], **options: Any) -> list[list[int]]:
         """The tokens of each row's source; `options` are the tokenizer's, for cutting."""
@@ -241,10 +253,10 @@ class SupervisedSequences(SequenceToSequence):
     def limits(self) -> tuple[int, int]:
         # The default of the trainer's config is made for decoders: here it only bounds.
         given = self.recipe.train.get("max_length")
-        limit = checked_length(given, "train.max_length", self.config)
-        if "max_length" not in self.recipe.train:
-            limit = min(limit, self.arguments.max_length)
-        return limit, limit
+        source, target = self._within_positions(given, given)
+        if "max_length" in self.recipe.train:
+            return source, target
+        return min(source, self.arguments.max_length), min(target, self.arguments.max_length)
 
     def encode(self, rows: Sequence[Row], **options: Any) -> list[list[int]]:
         texts = [self._source(row) for row in rows]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
-from recipe_files import GOOD, fault, write
+from recipe_files import GOOD, fault, faults, write
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 from tuning import assert_equal_weights
@@ -27,6 +27,7 @@ from anyformer.recipes.adapters import (
     train_in_place,
 )
 from anyformer.recipes.adapters.attach import peft_config
+from anyformer.recipes.adapters.checks import NO_SOFT_PROMPTS, WITH_SOFT_PROMPTS
 from anyformer.recipes.adapters.watch import use_lora_plus
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.hub import load_snippet
@@ -34,6 +35,7 @@ from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.models import load_pretrained
 from anyformer.recipes.objectives.sft import SupervisedTuning
 from anyformer.recipes.run import run_recipe
+from anyformer.recipes.schema import OBJECTIVES
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 SOFT = {
@@ -528,7 +530,7 @@ REFUSED = [
     ("{kind: freeze}", "adapter.train: is missing"),
     ("{kind: freeze, train: []}", "adapter.train: is empty"),
     ("{kind: freeze, train: [a], merge: true}", "adapter.merge: unknown key"),
-    ("{kind: prompt-tuning}\nobjective: {kind: classify}", "adapter.kind: is not offered with objective classify"),
+    ("{kind: prompt-tuning}\nobjective: {kind: classify}", "adapter.kind: prompt-tuning is not offered with"),
     ("{path: /nowhere}", "adapter.path: /nowhere holds no adapter_config.json"),
 ]
 
@@ -537,6 +539,20 @@ REFUSED = [
 def test_what_makes_no_sense_is_refused_with_the_key(section, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert message in fault(GOOD + f"adapter: {section}\n")
+
+
+@pytest.mark.parametrize("objective", sorted(set(OBJECTIVES) - set(WITH_SOFT_PROMPTS)))
+def test_an_objective_without_soft_prompts_says_why(objective, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = {
+        "distill": ", teacher: a/b",
+        "grpo": ", reward: pep257",
+        "rloo": ", reward: pep257",
+        "ppo": ", reward: pep257",
+    }
+    given = GOOD + f"adapter: {{kind: prompt-tuning}}\nobjective: {{kind: {objective}{own.get(objective, '')}}}\n"
+    said = "\n".join(faults(given))
+    assert f"not offered with objective {objective}: {NO_SOFT_PROMPTS[objective]}; choose lora" in said
 
 
 @pytest.mark.parametrize("kind", ["prompt-tuning", "p-tuning", "prefix-tuning"])

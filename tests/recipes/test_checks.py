@@ -277,9 +277,12 @@ COMBINATIONS = [
     (GOOD + "objective: {kind: classify, problem: regression, labels: [a]}", "objective.labels: a regression has"),
     (GOOD + "objective: {kind: classify, labels: [a, a]}", "objective.labels: names 'a' twice"),
     (GOOD + "objective: {kind: token-classify, labels: []}", "objective.labels: is empty"),
-    (
-        GOOD + "objective: {kind: token-classify}\nadapter: {kind: lora, merge: false}",
-        "adapter.merge: the objective adds a layer",
+    *(
+        (
+            GOOD + f"objective: {{kind: {kind}}}\nadapter: {{kind: lora, merge: false}}",
+            "adapter.merge: the objective adds",
+        )
+        for kind in ("classify", "token-classify", "reward")
     ),
     (
         GOOD + "objective: {kind: seq2seq}\ntrain: {predict_with_generate: true}",

@@ -152,3 +152,42 @@ def test_interrupt_is_status_130():
         process.wait(timeout=20)
     assert process.returncode == 130
     assert "Traceback" not in error
+
+
+SPEAKING = """
+import logging, sys
+
+class Speaks:
+    def find_spec(self, name, path, target=None):
+        if name == "bitsandbytes":
+            print("imported now", file=sys.stderr)
+            logging.getLogger("bitsandbytes.backends.cpu.ops").warning("Failed to load CPU gemm_4bit_forward")
+
+sys.meta_path.insert(0, Speaks())
+from anyformer.scripts.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "merge", "train"])
+def test_bitsandbytes_says_nothing_where_nothing_is_quantised(verb, tiny_checkpoint, tmp_path):
+    """What it says at its import depends on the processor, so it is said here on every one."""
+    pytest.importorskip("bitsandbytes")
+    recipe = tmp_path / "recipe.yaml"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "completion": "b"}\n' * 8, encoding="utf-8")
+    recipe.write_text(
+        f"model: {{path: {tiny_checkpoint}}}\nadapter: {{kind: lora}}\ndata: {{source: {rows}, eval_fraction: 0}}\n"
+        f"train: {{output_dir: {tmp_path / 'run'}, max_length: 64}}\nlogging: {{level: debug}}\n",
+        encoding="utf-8",
+    )
+    words = {
+        "generate": (tiny_checkpoint, "one", "--max-new-tokens", "1"),
+        "chat": (tiny_checkpoint,),
+        "merge": (tmp_path / "nothing", tmp_path / "merged"),
+        "train": (recipe, "--dry-run"),
+    }[verb]
+    command = [sys.executable, "-P", "-c", SPEAKING, verb, *map(str, words)]
+    done = subprocess.run(command, input="/exit\n", capture_output=True, text=True, timeout=120)
+    assert done.returncode == (2 if verb == "merge" else 0), done.stderr
+    assert "imported now" in done.stderr and "gemm_4bit_forward" not in done.stderr + done.stdout
