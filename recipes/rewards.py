@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,23 @@ def _number(text: str) -> float:
     return float(found[-1].replace(",", "")) if found else math.nan  # equal to nothing
 
 
-BUILT_IN: dict[str, Callable[..., Scores]] = {"pep257": pep257, "last-number": last_number}
+def word_f1(prompts: Sequence[Any], completions: Sequence[str], *, completion: Sequence[Any], **columns: Any) -> Scores:
+    """How many words a text shares with the row's own completion: their F1 (Rajpurkar et al. 2016, arXiv:1606.05250,
+    sec. 6.1), without regard to case, punctuation and articles."""
+    rights = [right if isinstance(right, str) else right[-1]["content"] for right in completion]
+    return [_f1(_words(text), _words(right)) for text, right in zip(completions, rights, strict=True)]
+
+
+def _words(text: str) -> Counter[str]:
+    return Counter(word for word in re.findall(r"\w+", text.lower()) if word not in ("a", "an", "the"))
+
+
+def _f1(found: Counter[str], wanted: Counter[str]) -> float:
+    total = found.total() + wanted.total()
+    return 2 * (found & wanted).total() / total if total else 0.0
+
+
+BUILT_IN: dict[str, Callable[..., Scores]] = {"pep257": pep257, "last-number": last_number, "word-f1": word_f1}
 
 
 def reward_problem(name: str) -> str | None:

@@ -10,6 +10,7 @@ from anyformer.recipes.rewards import (
     pep257,
     reward_model_config,
     reward_problem,
+    word_f1,
 )
 
 
@@ -37,6 +38,15 @@ def test_pep257_counts_five_marks(text, marks):
 def test_last_number_compares_values():
     texts = ["so 1,024 it is", "1024.0", "first 3, then 7", "none", "-5"]
     assert last_number([""] * 5, texts, answer=["1024", 1024, 3, "0", "-5"]) == [1.0, 1.0, 0.0, 0.0, 1.0]
+
+
+def test_word_f1_is_that_of_squad():
+    right = [{"role": "assistant", "content": "Return the event loop."}]
+    texts = ["Return the event loop.", "return EVENT-LOOP", "Return return.", "Start a car", ""]
+    # 3 of 3 words; the same; 1 shared of 2 and 3; none; none.
+    assert word_f1([""] * 5, texts, completion=[right] * 5) == pytest.approx([1.0, 1.0, 2 / 5, 0.0, 0.0])
+    assert word_f1([""], ["a b b"], completion=["b b c"]) == pytest.approx([4 / 5])  # "a" is an article
+    assert word_f1(["", ""], ["The", ""], completion=["the", ""]) == [0.0, 0.0]
 
 
 @pytest.fixture
