@@ -55,14 +55,18 @@ class Objective:
     def max_length(self) -> int:
         """The longest row in tokens: the trainer's or the section's own setting, else the model's longest.
 
-        A soft prompt takes its positions from the model's.
+        A soft prompt takes its positions from the model's. A default of the trainer's that nobody asked for does not
+        exceed what the model has.
 
         Raises:
-            UserError: it is beyond the model's positions.
+            UserError: the recipe's setting is beyond the model's positions.
         """
-        where = "train" if hasattr(self.arguments, "max_length") else "objective"
-        limit = getattr(self.arguments if where == "train" else self.options, "max_length", None)
-        return checked_length(limit, f"{where}.max_length", self.config, self.recipe.adapter.virtual_tokens)
+        virtual = self.recipe.adapter.virtual_tokens
+        if not hasattr(self.arguments, "max_length"):
+            given = getattr(self.options, "max_length", None)
+            return checked_length(given, "objective.max_length", self.config, virtual)
+        longest = checked_length(self.recipe.train.get("max_length"), "train.max_length", self.config, virtual)
+        return min(longest, self.arguments.max_length or longest)
 
     @property
     def behind_soft_prompt(self) -> int:

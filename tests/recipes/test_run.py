@@ -13,6 +13,7 @@ from tuning import assert_equal_weights
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
+from anyformer.recipes.prepare import prepare
 from anyformer.recipes.run import run_recipe
 
 
@@ -300,3 +301,10 @@ def test_what_is_wrong_before_weights_are_loaded_is_told_at_once(recipe, tmp_pat
     lines = str(told.value).splitlines()
     assert len(lines) == 3 and "model.quantization" in lines[0] and "/nowhere/at/all" in lines[1]
     assert "is text" in lines[2]
+
+
+def test_a_default_length_nobody_set_is_at_most_the_models(recipe):
+    prepared = prepare(recipe("~train.max_length", "model.config={max_position_embeddings: 64}"))
+    assert prepared.objective.max_length == 64
+    with pytest.raises(UserError, match=r"train\.max_length is 65, but the model has positions for 64 tokens"):
+        prepare(recipe("train.max_length=65", "model.config={max_position_embeddings: 64}"))
