@@ -61,14 +61,19 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     held = prepared.held_out.report.rows_kept if prepared.held_out else 0
     console.print(f"[bold]{'format':>11}[/bold]  {escape(report.recognised)}")
     console.print(f"[bold]{'held out':>11}[/bold]  {held:,} rows: {escape(report.split)}")
-    left_out = {**tokens.dropped, "unusable": report.rows_skipped}
-    dropped = ", ".join(f"{count:,} {cause}" for cause, count in left_out.items() if count) or "none"
+    dropped = _counted({**tokens.dropped, "unusable": report.rows_skipped}) or "none"
     console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}")
+    if prepared.held_out and (lost := _counted(prepared.held_out.report.dropped)):
+        console.print(f"[bold]{'':>11}[/bold]  of the held-out rows {lost}")
     for warning in [*unstopped(tokens), *report.warnings, *tokens.warnings]:
         console.print(f"[bold]Warning:[/bold] {escape(warning)}")
     console.print("Three rows, what is trained on between ⟦ and ⟧:")
     for row in prepared.objective.preview(prepared.train, 3):
         console.print(escape(row), style="dim")
+
+
+def _counted(causes: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {cause}" for cause, count in causes.items() if count)
 
 
 def unstopped(tokens: "TokenizationReport") -> list[str]:

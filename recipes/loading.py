@@ -177,6 +177,12 @@ def stage_files(folder: Path) -> list[Path]:
     return [file for match, file in sorted(found, key=lambda item: int(item[0][1]))]
 
 
+def misnamed_stages(folder: Path) -> list[Path]:
+    """YAML files that a number begins and that are no stages, by a slip in the rest of the name."""
+    yaml = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in (".yaml", ".yml")]
+    return [file for file in yaml if file.name[:1].isdigit() and not STAGE_FILE.fullmatch(file.name)]
+
+
 def find_pipeline(name: str) -> Path | None:
     """The folder of stages that a name means: a folder with numbered files, or a shipped pipeline; None if neither.
 

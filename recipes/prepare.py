@@ -1,6 +1,8 @@
 """What is known of a run before a weight is loaded: data, tokens, adapter and plan."""
 
 import copy
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,14 @@ class Prepared:
     rows: int
     quantized: list[tuple[str, str]]
 
+    @property
+    def data_digest(self) -> str:
+        """Of all rows, in their order: a run that goes on must have the same."""
+        digest = hashlib.blake2b(digest_size=16)
+        for row in (*self.splits.train, None, *self.splits.eval):
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
 
 def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepared:
     """Read the data, tokenise it, and plan the run.
@@ -64,7 +74,7 @@ def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepa
             if splits is not None:
                 objective.configure(splits)
                 train = objective.prepare(splits.train)
-                held_out = objective.prepare(splits.eval) if splits.eval else None
+                held_out = _held_out(objective, splits)
         with found.step():
             _check_soft_prompt(recipe, objective)
             adapter = _adapter_of(recipe, objective, rows)
@@ -75,6 +85,13 @@ def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepa
     plan = _plan_of(recipe, objective, adapter, train, quantized.bytes, rows)
     lines = quantized.describe()
     return Prepared(objective, tokenizer, splits, train, held_out, arguments, config, plan, adapter, rows, lines)
+
+
+def _held_out(objective: "Objective", splits: "Splits") -> "TokenizedData | None":
+    try:
+        return objective.prepare(splits.eval) if splits.eval else None
+    except UserError as error:
+        raise UserError(f"held-out rows: {error}") from error
 
 
 def _objective_of(recipe: Recipe, opened: tuple[Any, Any, int] | None) -> tuple["Objective", int]:

@@ -61,8 +61,15 @@ def run_recipe(
         if dry_run:
             console.print("Dry run: nothing was loaded, trained or written.")
             return folder.path
+        digest = prepared.data_digest
+        if resume and folder.metrics.get("data_digest", digest) != digest:
+            raise UserError(
+                f"the rows differ from those that {folder.path} was started with: data.source or data.eval_source has "
+                "changed. Restore the files, or start another run with train.output_dir=…"
+            )
         # Only now is an earlier run replaced: all that can be refused beforehand has not been.
         folder.open(recipe.to_yaml(), resume=resume)
+        folder.update_metrics(data_digest=digest)
         _Run(recipe, prepared, folder, console, next_steps=next_steps).execute(resume=resume, check=check)
     return folder.path
 

@@ -19,6 +19,7 @@ from .loading import (
     RecipeError,
     find_pipeline,
     in_order,
+    misnamed_stages,
     read_recipe,
     stage_files,
     stage_references,
@@ -186,6 +187,10 @@ class _Reader:
         """(name, file) of each stage whose file has a usable name."""
         numbers: dict[int, str] = {}
         names: dict[str, str] = {}
+        for file in misnamed_stages(folder):
+            self.fault(
+                Place(str(file)), "begins with a number but is no stage: call it NUMBER-NAME.yaml, as 2-reward.yaml"
+            )
         for file in stage_files(folder):
             match = STAGE_FILE.fullmatch(file.name)
             assert match is not None

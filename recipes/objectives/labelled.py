@@ -54,6 +54,8 @@ class Labelled(Objective):
         found, known = list(counts), self._names_of_checkpoint()
         names = self.options.labels or (known if set(found) <= set(known) else found)
         self._check_names(names, found, known, problem_type)
+        if set(names) == set(known):  # which output stands for which class is the checkpoint's
+            names = known
         unseen = sorted({self.name_of(value) for value in held_out} - set(names))
         if unseen:
             raise UserError(

@@ -156,7 +156,10 @@ def test_a_stock_classifier_goes_on_and_is_exported_again(recipe, tmp_path, fami
     stock = getattr(transformers, f"{family}ForSequenceClassification")
     stock(config).save_pretrained(tmp_path / "stock")
     byte_tokenizer().save_pretrained(tmp_path / "stock")
-    folder = run_recipe(recipe("~model.preset", f"model.path={tmp_path / 'stock'}", "model.tokenizer=null"))
+    base = ("~model.preset", f"model.path={tmp_path / 'stock'}", "model.tokenizer=null")
+    # Names in another order rename no output.
+    assert prepare(recipe(*base, "objective.labels=[animal, stone, fruit]")).config.id2label == names["id2label"]
+    folder = run_recipe(recipe(*base))
     metrics = metrics_of(folder)
     assert max(metrics["import_check"].values()) <= 1e-5
     assert metrics["after"]["loss"] < metrics["before"]["loss"]

@@ -308,3 +308,25 @@ def test_a_default_length_nobody_set_is_at_most_the_models(recipe):
     assert prepared.objective.max_length == 64
     with pytest.raises(UserError, match=r"train\.max_length is 65, but the model has positions for 64 tokens"):
         prepare(recipe("train.max_length=65", "model.config={max_position_embeddings: 64}"))
+
+
+def test_resume_on_other_rows_is_refused(recipe, rows, interrupted):
+    with interrupted():
+        run_recipe(recipe())
+    text = rows.read_text(encoding="utf-8")
+    rows.write_text(text.replace("count 3 from", "count 4 from"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"the rows differ from those that .* was started with"):
+        run_recipe(recipe(), resume=True)
+    rows.write_text(text, encoding="utf-8")
+    run_recipe(recipe(), resume=True)
+
+
+def test_held_out_rows_that_are_left_out_are_said(recipe, tmp_path, capsys):
+    held = [{"prompt": "one ", "completion": "two " * n} for n in (2, 200)]
+    file = tmp_path / "held.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in held), encoding="utf-8")
+    run_recipe(recipe("~data.eval_fraction", f"data.eval_source={file}"), dry_run=True)
+    assert "of the held-out rows 1 longer than max_length" in capsys.readouterr().out
+    file.write_text(json.dumps(held[1]) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match="held-out rows: None of the 1 rows"):
+        run_recipe(recipe("~data.eval_fraction", f"data.eval_source={file}"), dry_run=True)

@@ -55,6 +55,12 @@ def test_stages_follow_their_numbers_and_write_below_the_pipeline():
     assert (pipeline.name, pipeline.folder) == ("many", Path("runs/many"))
 
 
+@pytest.mark.parametrize("name", ["3_dpo.yaml", "3 dpo.yaml", "3.dpo.yaml", "3-DPO.YAML", "3.yml"])
+def test_a_file_that_only_looks_like_a_stage_is_told(name):
+    write(SFT, f"p/{name}")
+    assert f"{name}: begins with a number but is no stage: call it NUMBER-NAME.yaml, as 2-reward.yaml" in fault()
+
+
 def test_a_folder_is_found_as_it_is_typed():
     for name in ("p", "p/", "./p", str(Path("p").resolve())):
         pipeline = load_pipeline(name)
