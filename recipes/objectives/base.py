@@ -189,9 +189,10 @@ def checked_length(limit: int | None, where: str, config: "AnyformerConfig", vir
     longest = config.max_position_embeddings - virtual_tokens
     if limit is not None and limit > longest:
         less = f" and the soft prompt takes {virtual_tokens} of them" if virtual_tokens else ""
+        scale = config.position_embedding == "rope"
         raise UserError(
             f"{where} is {limit}, but the model has positions for {config.max_position_embeddings} tokens{less}: lower "
-            "it, or scale the rotary embedding in model.config.rope_parameters"
+            f"it{', or scale the rotary embedding in model.config.rope_parameters' if scale else ''}"
         )
     if longest < 2:
         raise UserError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..label_metrics import accuracy, macro_f1, set_f1
 from .base import Row
-from .labelled import Labelled, batches
+from .labelled import Labelled, batches, listed
 from .trainers import check_smoothing
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ class TextClassification(Labelled):
             self.adopt(each, (label for labels in held_out for label in labels), "multi_label_classification")
         else:
             self.shown, self.higher_is_better = ("loss", "mean_absolute_error", "loss_of_the_mean"), False
+            if len(known := self.names_of_checkpoint()) > 1:
+                raise UserError(
+                    f"objective.problem: {self.recipe.model.path} tells {len(known)} classes apart ({listed(known)}) "
+                    "and gives no number: start from the model that it was tuned from"
+                )
             self.config.num_labels, self.config.problem_type = 1, "regression"
             self.mean = sum(train) / len(train)
         self.check_best_metric()

@@ -51,7 +51,7 @@ class Labelled(Objective):
         """
         given: Counter[Any] = Counter(train)
         counts = Counter({self.name_of(value): given[value] for value in sorted(given)})
-        found, known = list(counts), self._names_of_checkpoint()
+        found, known = list(counts), self.names_of_checkpoint()
         names = self.options.labels or (known if set(found) <= set(known) else found)
         self._check_names(names, found, known, problem_type)
         if set(names) == set(known):  # which output stands for which class is the checkpoint's
@@ -87,6 +87,8 @@ class Labelled(Objective):
         return names[label]
 
     def _check_names(self, names: list[str], found: list[str], known: list[str], problem_type: str | None) -> None:
+        if self.options.labels and len(names) < 2 and problem_type != "multi_label_classification":
+            raise UserError("objective.labels: names one class alone: there is nothing to tell apart")
         if len(names) < (1 if problem_type == "multi_label_classification" else 2):
             have = f"have the label {listed(names)}" if names else "are without a label"
             raise UserError(f"data: all training {self.what}s {have}: there is nothing to tell apart")
@@ -104,7 +106,7 @@ class Labelled(Objective):
                 "its classes, in its order, in objective.labels, or start from the model that it was tuned from"
             )
 
-    def _names_of_checkpoint(self) -> list[str]:
+    def names_of_checkpoint(self) -> list[str]:
         """The classes of a checkpoint that has this head already."""
         from ...modeling import HEADS
 

@@ -159,6 +159,12 @@ def test_a_stock_classifier_goes_on_and_is_exported_again(recipe, tmp_path, fami
     base = ("~model.preset", f"model.path={tmp_path / 'stock'}", "model.tokenizer=null")
     # Names in another order rename no output.
     assert prepare(recipe(*base, "objective.labels=[animal, stone, fruit]")).config.id2label == names["id2label"]
+    with pytest.raises(UserError, match=r"objective\.labels: names one class alone"):
+        prepare(recipe(*base, "objective.labels=[stone]"))
+    numbers = tmp_path / "numbers.jsonl"
+    numbers.write_text("".join(f'{{"text": "{i}", "label": {i}.5}}\n' for i in range(8)), encoding="utf-8")
+    with pytest.raises(UserError, match=r"tells 3 classes apart .* and gives no number"):
+        prepare(recipe(*base, "objective.problem=regression", f"data.source={numbers}"))
     folder = run_recipe(recipe(*base))
     metrics = metrics_of(folder)
     assert max(metrics["import_check"].values()) <= 1e-5
