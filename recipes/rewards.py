@@ -6,12 +6,13 @@ data, the answers as text, and all other columns of the data; it returns a numbe
 """
 
 import ast
+import copy
 import importlib.util
 import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from .yaml_tree import STAGE
 Scores = list[float]
 
 
-def pep257(prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Scores:
+def pep257(prompts: Sequence[Any], completions: Sequence[str], /, **columns: Any) -> Scores:
     """How far a docstring keeps to PEP 257: the share of five marks of a one-line summary.
 
     One line; ends in one period; begins with a capital letter; at most 72 characters; begins with an imperative, not
@@ -42,7 +43,9 @@ def _pep257(text: str) -> float:
     return sum(marks) / len(marks)
 
 
-def last_number(prompts: Sequence[Any], completions: Sequence[str], *, answer: Sequence[Any], **columns: Any) -> Scores:
+def last_number(
+    prompts: Sequence[Any], completions: Sequence[str], /, *, answer: Sequence[Any], **columns: Any
+) -> Scores:
     """1 where the last number of the text equals the column `answer`, else 0."""
     return [float(_number(text) == _number(str(right))) for text, right in zip(completions, answer, strict=True)]
 
@@ -52,7 +55,9 @@ def _number(text: str) -> float:
     return float(found[-1].replace(",", "")) if found else math.nan  # equal to nothing
 
 
-def word_f1(prompts: Sequence[Any], completions: Sequence[str], *, completion: Sequence[Any], **columns: Any) -> Scores:
+def word_f1(
+    prompts: Sequence[Any], completions: Sequence[str], /, *, completion: Sequence[Any], **columns: Any
+) -> Scores:
     """How many words a text shares with the row's own completion: their F1 (Rajpurkar et al. 2016, arXiv:1606.05250,
     sec. 6.1), without regard to case, punctuation and articles."""
     rights = [right if isinstance(right, str) else right[-1]["content"] for right in completion]
@@ -128,7 +133,7 @@ def column_problem(name: str, columns: Sequence[str]) -> str | None:
         if plain and parameter.default is kinds.empty and parameter.name not in columns:
             return f"needs the column {parameter.name!r}, which the data lack; beside the prompt they have: {known}"
     for column in columns:
-        if column in [p.name for p in by_place[:2]]:
+        if column in [p.name for p in by_place[:2] if p.kind is kinds.POSITIONAL_OR_KEYWORD]:
             return f"takes {column!r} as its own argument, and the data have a column of that name: rename one of them"
     other = [column for column in columns if column not in [p.name for p in by_name]]
     if other and not any(p.kind is kinds.VAR_KEYWORD for p in parameters):
@@ -201,15 +206,43 @@ class Reward:
         self.__name__ = Path(name).name.replace(":", ".")
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> Scores:
+        """As a trainer calls it, with what it passes beside the columns."""
+        return self.of(prompts, completions, {n: v for n, v in columns.items() if n not in _OF_THE_TRAINER})
+
+    def of(self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        """The scores of completions, given columns of any names."""
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-        columns = {n.removeprefix(_HELD): v for n, v in columns.items() if n not in _OF_THE_TRAINER}
+        # Copies, as a function may change what it is given.
+        given = {name: copy.deepcopy(list(values)) for name, values in columns.items()}
         try:
-            scores = [float(score) for score in self.score(list(prompts), texts, **columns)]
+            found: Any = self.score(copy.deepcopy(list(prompts)), list(texts), **given)
+            scores = [float(score) for score in found]
         except UserError:
             raise
         except Exception as error:  # somebody else's function: whatever it raises is told with its name
             raise UserError(f"objective.reward {self.name}: raises {type(error).__name__}: {error}") from error
         return checked_scores(self.name, scores, texts)
+
+
+class RewardOfRows:
+    """A reward as a trainer calls it whose data set holds no columns but `ROW`, the number of each row.
+
+    The columns stay what they are in the data; a data set of Arrow would hold one type in each, and all keys of any
+    object in every one.
+
+    Args:
+        reward: called with the columns.
+        rows: those that the numbers count.
+        columns: names of all columns; a row without one gives None.
+    """
+
+    def __init__(self, reward: Reward, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+        self.reward, self.rows, self.columns = reward, rows, columns
+        self.__name__ = reward.__name__
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Scores:
+        rows = [self.rows[number] for number in given[ROW]]
+        return self.reward.of(prompts, completions, {n: [row.get(n) for row in rows] for n in self.columns})
 
 
 def checked_scores(name: str, scores: Sequence[float], texts: Sequence[str]) -> Scores:
@@ -228,14 +261,8 @@ def checked_scores(name: str, scores: Sequence[float], texts: Sequence[str]) -> 
 
 # What TRL passes beside the columns.
 _OF_THE_TRAINER = ("trainer_state", "log_extra", "log_metric", "completion_ids", "environments")
-# Columns that a trainer would take for something else, or keep from the rewards, are held under another name.
-_TAKEN = (*_OF_THE_TRAINER, "completion", "prompt_ids", "image", "images", "environment")
-_HELD = "column:"
-
-
-def held_as(column: str) -> str:
-    """The name under which a trainer's data set holds a column; a reward gets it under its own."""
-    return f"{_HELD}{column}" if column in _TAKEN else column
+# The column of a policy's data set with the number of the row that it comes from.
+ROW = "row_number"
 
 
 def load_reward(name: str, *, batch_size: int = 8) -> Reward:
@@ -292,7 +319,7 @@ class RewardModel:
             )
         self.model.requires_grad_(False)
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Scores:
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[str], /, **columns: Any) -> Scores:
         import torch
 
         rows = self._encoded(prompts, completions)
