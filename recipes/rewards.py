@@ -7,12 +7,13 @@ data, the answers as text, and all other columns of the data; it returns a numbe
 
 import ast
 import copy
+import difflib
 import importlib.util
 import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,44 @@ def reward_problem(name: str) -> str | None:
     """Why a reward cannot be used, as far as can be told without running anything; or None."""
     if not name.strip():
         return "is empty: give a built-in reward, FILE.py:FUNCTION, or a model"
-    if name in BUILT_IN or not (place := _in_file(name)):
+    if name in BUILT_IN:
         return None
+    place = (name, "") if name.endswith(".py") else _in_file(name)
+    if place is None:
+        return None if _may_be_a_model(name) else _no_built_in(name)
     file, function = place
     try:
         functions = _functions(file)
     except OSError as error:
         return f"{file} cannot be read: {error.strerror}"
-    except (SyntaxError, UnicodeDecodeError) as error:
+    except (SyntaxError, ValueError) as error:  # no text, or no code
         return f"{file} is no Python: {error}"
+    known = ", ".join(functions) or "none"
+    if not function:
+        return f"{name} names no function: write {file}:FUNCTION; it has {known}"
     if function not in functions:
-        return f"{file} defines no function {function!r}; it has {', '.join(functions) or 'none'}"
+        return f"{file} defines no function {function!r}; it has {known}{_near(function, functions)}"
+    if isinstance(functions[function], ast.AsyncFunctionDef):
+        return f"{file}:{function} is async; write a plain function"
     return None
+
+
+def _may_be_a_model(name: str) -> bool:
+    """Whether a name is that of a file, a folder, a stage or a package, or has the owner that ids of the Hub have."""
+    return "/" in name or ":" in name or name.endswith(".gguf") or Path(name).expanduser().exists()
+
+
+def _no_built_in(name: str) -> str:
+    known = ", ".join(BUILT_IN)
+    return (
+        f"{name} is no built-in reward ({known}), no folder here and no OWNER/MODEL of the Hub; a function is given as "
+        f"FILE.py:FUNCTION{_near(name, BUILT_IN)}"
+    )
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _in_file(name: str) -> tuple[str, str] | None:
@@ -100,10 +127,10 @@ def _in_file(name: str) -> tuple[str, str] | None:
     return (file, function) if colon and file.endswith(".py") else None
 
 
-def _functions(file: str) -> dict[str, ast.FunctionDef]:
+def _functions(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     """The functions that a file defines, without running it."""
     tree = ast.parse(Path(file).expanduser().read_text(encoding="utf-8"))
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def column_problem(name: str, columns: Sequence[str]) -> str | None:
@@ -141,7 +168,7 @@ def column_problem(name: str, columns: Sequence[str]) -> str | None:
     return None
 
 
-def _signature(node: ast.FunctionDef) -> inspect.Signature:
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> inspect.Signature:
     """The signature of a function that is not run; a default counts, whatever it is."""
     kinds, given = inspect.Parameter, node.args
     places: list[tuple[str, Any]] = [(a.arg, kinds.POSITIONAL_ONLY) for a in given.posonlyargs]
@@ -216,12 +243,24 @@ class Reward:
         given = {name: copy.deepcopy(list(values)) for name, values in columns.items()}
         try:
             found: Any = self.score(copy.deepcopy(list(prompts)), list(texts), **given)
-            scores = [float(score) for score in found]
+            scores = [float(score) for score in _numbers(self.name, found)]
         except UserError:
             raise
-        except Exception as error:  # somebody else's function: whatever it raises is told with its name
+        except (Exception, SystemExit) as error:  # somebody else's function: whatever it raises is told with its name
             raise UserError(f"objective.reward {self.name}: raises {type(error).__name__}: {error}") from error
         return checked_scores(self.name, scores, texts)
+
+
+def _numbers(name: str, found: Any) -> list[Any]:
+    """What a function returned, as a list without a None in it."""
+    if found is None:
+        raise UserError(f"objective.reward {name}: returns None instead of a list of numbers")
+    numbers = list(found)
+    if missing := sum(number is None for number in numbers):
+        raise UserError(
+            f"objective.reward {name}: gives None for {missing} of {len(numbers)} answers: each needs a number"
+        )
+    return numbers
 
 
 class RewardOfRows:
@@ -286,7 +325,7 @@ def _function(file: Path, name: str) -> Callable[..., Scores]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # as above
+    except (Exception, SystemExit) as error:  # as above
         raise UserError(f"objective.reward: {file} raises {type(error).__name__}: {error}") from error
     function = getattr(module, name)
     if inspect.iscoroutinefunction(function):
