@@ -6,12 +6,14 @@ data, the answers as text, and all other columns of the data; it returns a numbe
 """
 
 import ast
+import copy
+import difflib
 import importlib.util
 import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from .yaml_tree import STAGE
 Scores = list[float]
 
 
-def pep257(prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Scores:
+def pep257(prompts: Sequence[Any], completions: Sequence[str], /, **columns: Any) -> Scores:
     """How far a docstring keeps to PEP 257: the share of five marks of a one-line summary.
 
     One line; ends in one period; begins with a capital letter; at most 72 characters; begins with an imperative, not
@@ -42,7 +44,9 @@ def _pep257(text: str) -> float:
     return sum(marks) / len(marks)
 
 
-def last_number(prompts: Sequence[Any], completions: Sequence[str], *, answer: Sequence[Any], **columns: Any) -> Scores:
+def last_number(
+    prompts: Sequence[Any], completions: Sequence[str], /, *, answer: Sequence[Any], **columns: Any
+) -> Scores:
     """1 where the last number of the text equals the column `answer`, else 0."""
     return [float(_number(text) == _number(str(right))) for text, right in zip(completions, answer, strict=True)]
 
@@ -52,7 +56,9 @@ def _number(text: str) -> float:
     return float(found[-1].replace(",", "")) if found else math.nan  # equal to nothing
 
 
-def word_f1(prompts: Sequence[Any], completions: Sequence[str], *, completion: Sequence[Any], **columns: Any) -> Scores:
+def word_f1(
+    prompts: Sequence[Any], completions: Sequence[str], /, *, completion: Sequence[Any], **columns: Any
+) -> Scores:
     """How many words a text shares with the row's own completion: their F1 (Rajpurkar et al. 2016, arXiv:1606.05250,
     sec. 6.1), without regard to case, punctuation and articles."""
     rights = [right if isinstance(right, str) else right[-1]["content"] for right in completion]
@@ -75,18 +81,44 @@ def reward_problem(name: str) -> str | None:
     """Why a reward cannot be used, as far as can be told without running anything; or None."""
     if not name.strip():
         return "is empty: give a built-in reward, FILE.py:FUNCTION, or a model"
-    if name in BUILT_IN or not (place := _in_file(name)):
+    if name in BUILT_IN:
         return None
+    place = (name, "") if name.endswith(".py") else _in_file(name)
+    if place is None:
+        return None if _may_be_a_model(name) else _no_built_in(name)
     file, function = place
     try:
         functions = _functions(file)
     except OSError as error:
         return f"{file} cannot be read: {error.strerror}"
-    except (SyntaxError, UnicodeDecodeError) as error:
+    except (SyntaxError, ValueError) as error:  # no text, or no code
         return f"{file} is no Python: {error}"
+    known = ", ".join(functions) or "none"
+    if not function:
+        return f"{name} names no function: write {file}:FUNCTION; it has {known}"
     if function not in functions:
-        return f"{file} defines no function {function!r}; it has {', '.join(functions) or 'none'}"
+        return f"{file} defines no function {function!r}; it has {known}{_near(function, functions)}"
+    if isinstance(functions[function], ast.AsyncFunctionDef):
+        return f"{file}:{function} is async; write a plain function"
     return None
+
+
+def _may_be_a_model(name: str) -> bool:
+    """Whether a name is that of a file, a folder, a stage or a package, or has the owner that ids of the Hub have."""
+    return "/" in name or ":" in name or name.endswith(".gguf") or Path(name).expanduser().exists()
+
+
+def _no_built_in(name: str) -> str:
+    known = ", ".join(BUILT_IN)
+    return (
+        f"{name} is no built-in reward ({known}), no folder here and no OWNER/MODEL of the Hub; a function is given as "
+        f"FILE.py:FUNCTION{_near(name, BUILT_IN)}"
+    )
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _in_file(name: str) -> tuple[str, str] | None:
@@ -95,10 +127,10 @@ def _in_file(name: str) -> tuple[str, str] | None:
     return (file, function) if colon and file.endswith(".py") else None
 
 
-def _functions(file: str) -> dict[str, ast.FunctionDef]:
+def _functions(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     """The functions that a file defines, without running it."""
     tree = ast.parse(Path(file).expanduser().read_text(encoding="utf-8"))
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def column_problem(name: str, columns: Sequence[str]) -> str | None:
@@ -128,7 +160,7 @@ def column_problem(name: str, columns: Sequence[str]) -> str | None:
         if plain and parameter.default is kinds.empty and parameter.name not in columns:
             return f"needs the column {parameter.name!r}, which the data lack; beside the prompt they have: {known}"
     for column in columns:
-        if column in [p.name for p in by_place[:2]]:
+        if column in [p.name for p in by_place[:2] if p.kind is kinds.POSITIONAL_OR_KEYWORD]:
             return f"takes {column!r} as its own argument, and the data have a column of that name: rename one of them"
     other = [column for column in columns if column not in [p.name for p in by_name]]
     if other and not any(p.kind is kinds.VAR_KEYWORD for p in parameters):
@@ -136,7 +168,7 @@ def column_problem(name: str, columns: Sequence[str]) -> str | None:
     return None
 
 
-def _signature(node: ast.FunctionDef) -> inspect.Signature:
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> inspect.Signature:
     """The signature of a function that is not run; a default counts, whatever it is."""
     kinds, given = inspect.Parameter, node.args
     places: list[tuple[str, Any]] = [(a.arg, kinds.POSITIONAL_ONLY) for a in given.posonlyargs]
@@ -201,15 +233,55 @@ class Reward:
         self.__name__ = Path(name).name.replace(":", ".")
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> Scores:
+        """As a trainer calls it, with what it passes beside the columns."""
+        return self.of(prompts, completions, {n: v for n, v in columns.items() if n not in _OF_THE_TRAINER})
+
+    def of(self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Scores:
+        """The scores of completions, given columns of any names."""
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-        columns = {n.removeprefix(_HELD): v for n, v in columns.items() if n not in _OF_THE_TRAINER}
+        # Copies, as a function may change what it is given.
+        given = {name: copy.deepcopy(list(values)) for name, values in columns.items()}
         try:
-            scores = [float(score) for score in self.score(list(prompts), texts, **columns)]
+            found: Any = self.score(copy.deepcopy(list(prompts)), list(texts), **given)
+            scores = [float(score) for score in _numbers(self.name, found)]
         except UserError:
             raise
-        except Exception as error:  # somebody else's function: whatever it raises is told with its name
+        except (Exception, SystemExit) as error:  # somebody else's function: whatever it raises is told with its name
             raise UserError(f"objective.reward {self.name}: raises {type(error).__name__}: {error}") from error
         return checked_scores(self.name, scores, texts)
+
+
+def _numbers(name: str, found: Any) -> list[Any]:
+    """What a function returned, as a list without a None in it."""
+    if found is None:
+        raise UserError(f"objective.reward {name}: returns None instead of a list of numbers")
+    numbers = list(found)
+    if missing := sum(number is None for number in numbers):
+        raise UserError(
+            f"objective.reward {name}: gives None for {missing} of {len(numbers)} answers: each needs a number"
+        )
+    return numbers
+
+
+class RewardOfRows:
+    """A reward as a trainer calls it whose data set holds no columns but `ROW`, the number of each row.
+
+    The columns stay what they are in the data; a data set of Arrow would hold one type in each, and all keys of any
+    object in every one.
+
+    Args:
+        reward: called with the columns.
+        rows: those that the numbers count.
+        columns: names of all columns; a row without one gives None.
+    """
+
+    def __init__(self, reward: Reward, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+        self.reward, self.rows, self.columns = reward, rows, columns
+        self.__name__ = reward.__name__
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Scores:
+        rows = [self.rows[number] for number in given[ROW]]
+        return self.reward.of(prompts, completions, {n: [row.get(n) for row in rows] for n in self.columns})
 
 
 def checked_scores(name: str, scores: Sequence[float], texts: Sequence[str]) -> Scores:
@@ -228,14 +300,8 @@ def checked_scores(name: str, scores: Sequence[float], texts: Sequence[str]) -> 
 
 # What TRL passes beside the columns.
 _OF_THE_TRAINER = ("trainer_state", "log_extra", "log_metric", "completion_ids", "environments")
-# Columns that a trainer would take for something else, or keep from the rewards, are held under another name.
-_TAKEN = (*_OF_THE_TRAINER, "completion", "prompt_ids", "image", "images", "environment")
-_HELD = "column:"
-
-
-def held_as(column: str) -> str:
-    """The name under which a trainer's data set holds a column; a reward gets it under its own."""
-    return f"{_HELD}{column}" if column in _TAKEN else column
+# The column of a policy's data set with the number of the row that it comes from.
+ROW = "row_number"
 
 
 def load_reward(name: str, *, batch_size: int = 8) -> Reward:
@@ -259,7 +325,7 @@ def _function(file: Path, name: str) -> Callable[..., Scores]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # as above
+    except (Exception, SystemExit) as error:  # as above
         raise UserError(f"objective.reward: {file} raises {type(error).__name__}: {error}") from error
     function = getattr(module, name)
     if inspect.iscoroutinefunction(function):
@@ -292,7 +358,7 @@ class RewardModel:
             )
         self.model.requires_grad_(False)
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Scores:
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[str], /, **columns: Any) -> Scores:
         import torch
 
         rows = self._encoded(prompts, completions)

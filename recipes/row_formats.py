@@ -33,6 +33,8 @@ FORMATS = (
     "source-target",
     "prompt",
 )
+# Margins are differences of rewards; beyond this the loss is all margin.
+MAX_MARGIN = 1_000_000
 ROLES = ("system", "user", "assistant")
 
 Row = dict[str, Any]
@@ -215,6 +217,8 @@ def _margin(row: Row) -> Row:
         return {}
     if isinstance(margin, bool) or not isinstance(margin, int | float):
         raise Unusable(f"margin must be a number, found {type_name(margin)}")
+    if not abs(margin) <= MAX_MARGIN:  # neither is NaN
+        raise Unusable(f"margin must be a finite number of at most {MAX_MARGIN:,} in size")
     return {"margin": float(margin)}
 
 
@@ -314,7 +318,13 @@ def _from_source_target(row: Row) -> Row:
 
 
 def _from_prompt(row: Row) -> Row:
-    return row | {"prompt": _prompt(row["prompt"])}
+    prompt = _prompt(row["prompt"])
+    if isinstance(prompt, list):
+        if prompt[-1]["role"] == "assistant":
+            raise Unusable("prompt ends with an assistant message, which leaves nothing to answer: leave that one out")
+        # Nothing of a prompt is trained on, whatever a message says.
+        prompt = [{name: message[name] for name in ("role", "content")} for message in prompt]
+    return row | {"prompt": prompt}
 
 
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}

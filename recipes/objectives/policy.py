@@ -1,5 +1,6 @@
 """Objectives `grpo`, `rloo` and `ppo`: a policy that answers prompts and learns from the rewards of its own answers."""
 
+import json
 import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from .trainers import built, train_routers
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
-    from ..rewards import Reward
+    from ..rewards import Reward, RewardOfRows
     from ..tokenize_sft import TokenizationReport, TokenizedData
 
 
@@ -28,6 +29,11 @@ class PolicyOptimisation(Objective):
         "raise train.temperature, or give a reward that tells answers apart"
     )
 
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.columns: list[str] = []
+        self.rows: list[Row] = []  # all that were prepared, as a data set numbers them
+
     @property
     def reward_names(self) -> list[str]:
         names = self.options.reward
@@ -37,6 +43,11 @@ class PolicyOptimisation(Objective):
         from ..rewards import reward_model_config
 
         self.judges = [config for name in self.reward_names if (config := reward_model_config(name)) is not None]
+        self.add_columns([*splits.train, *splits.eval])
+
+    def add_columns(self, rows: Sequence[Row]) -> None:
+        """Take note of the columns that the rewards get, beside the prompt."""
+        self.columns = list(dict.fromkeys([*self.columns, *(name for row in rows for name in row if name != "prompt")]))
 
     def beside(self) -> dict[str, int]:
         held = {"reference": self.reference_size(), "reward models": sum(map(_classifier_size, self.judges))}
@@ -53,6 +64,12 @@ class PolicyOptimisation(Objective):
         if not hasattr(self, "_rewards"):
             self._rewards = [load_reward(name) for name in self.reward_names]
         return self._rewards
+
+    def rewards_of_rows(self) -> "list[RewardOfRows]":
+        """The same for a trainer, which has the numbers of rows."""
+        from ..rewards import RewardOfRows
+
+        return [RewardOfRows(reward, self.rows, self.columns) for reward in self.rewards()]
 
     def weights(self) -> list[float]:
         """The factor of each reward."""
@@ -71,27 +88,31 @@ class PolicyOptimisation(Objective):
         return room
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        """A data set with the prompts as they are and the rows' other columns, for the rewards."""
+        """A data set with the prompts as they are and the numbers of their rows, which the rewards get."""
         from datasets import Dataset
 
-        from ..rewards import column_problem, held_as
+        from ..chat_template import ChatTemplate
+        from ..rewards import ROW, column_problem
         from ..tokenize_sft import TokenizationReport, TokenizedData
 
-        columns = list(dict.fromkeys(name for row in rows for name in row if name != "prompt"))
+        self.add_columns(rows)
         for name in self.reward_names:
-            if problem := column_problem(name, columns):
+            if problem := column_problem(name, self.columns):
                 raise UserError(f"objective.reward {name}: {problem}")
+        if any(isinstance(row["prompt"], list) for row in rows):
+            ChatTemplate(self.tokenizer)  # says what is wrong with it
         report = TokenizationReport(rows=len(rows))
         kept = []
-        for row in rows:
-            ids = encode_prompt(row["prompt"], self.tokenizer)
+        for number, row in enumerate(rows, 1):
+            ids = self._prompt_ids(row["prompt"], number)
             report.longest = max(report.longest, len(ids))
             if len(ids) > self.room:
                 report.dropped["prompts without room for an answer"] = (
                     report.dropped.get("prompts without room for an answer", 0) + 1
                 )
                 continue
-            kept.append({"prompt": row["prompt"]} | {held_as(name): row.get(name) for name in columns})
+            kept.append({"prompt": row["prompt"], ROW: len(self.rows)})
+            self.rows.append(row)
             report.tokens += len(ids)
         if not kept:
             raise UserError(
@@ -100,6 +121,14 @@ class PolicyOptimisation(Objective):
             )
         report.rows_kept = report.stopped = len(kept)
         return TokenizedData(Dataset.from_list(kept), report)
+
+    def _prompt_ids(self, prompt: Any, number: int) -> list[int]:
+        import jinja2
+
+        try:
+            return encode_prompt(prompt, self.tokenizer)
+        except jinja2.TemplateError as error:
+            raise UserError(f"Row {number}: the chat template refuses the prompt: {error}") from error
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
@@ -123,9 +152,8 @@ class PolicyOptimisation(Objective):
     def scores(self, rows: Sequence[Row], texts: list[str]) -> list[float]:
         """The weighted sum of the rewards for each answer."""
         prompts = [row["prompt"] for row in rows]
-        names = {name for row in rows for name in row} - {"prompt", "prompt_ids"}
-        columns = {name: [row.get(name) for row in rows] for name in names}
-        each = [reward(prompts, texts, **columns) for reward in self.rewards()]
+        columns = {name: [row.get(name) for row in rows] for name in self.columns}
+        each = [reward.of(prompts, texts, columns) for reward in self.rewards()]
         return [sum(w * s for w, s in zip(self.weights(), values, strict=True)) for values in zip(*each, strict=True)]
 
     def thorough_checks(self, trainer: Any) -> dict[str, str]:
@@ -153,9 +181,10 @@ class PolicyOptimisation(Objective):
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         """Reward, tokens, and share that stops by itself, of greedy answers to the held-out prompts."""
+        from ..rewards import ROW
         from ..tokenize_sft import stop_ids
 
-        kept = list(prepared.dataset)
+        kept = [self.rows[number] for number in prepared.dataset[ROW]]
         ids = self.answers(model, kept)
         scores = self.scores(kept, self.tokenizer.batch_decode(ids, skip_special_tokens=True))
         stops = set(stop_ids(self.tokenizer))
@@ -214,7 +243,7 @@ class GroupedPolicy(PolicyOptimisation):
             model.save_pretrained(self.start.name)
             model.config._name_or_path = self.start.name
         trainer = built(
-            kind, model, self.arguments, reward_funcs=self.rewards(), processing_class=self.tokenizer, **options
+            kind, model, self.arguments, reward_funcs=self.rewards_of_rows(), processing_class=self.tokenizer, **options
         )
         if model.config.num_experts:
             train_routers(trainer, plain_model(model))
@@ -259,7 +288,7 @@ class ProximalPolicy(PolicyOptimisation):
             self.arguments,
             train_dataset=train,
             processing_class=self.tokenizer,
-            reward=self.rewards(),
+            reward=self.rewards_of_rows(),
         )
 
     def save_extra(self, trainer: Any, folder: Any) -> None:
@@ -306,5 +335,9 @@ def _shown(prompt: Any) -> str:
 
 
 def _reference(row: Row) -> str:
-    known: Any = row.get("completion", row.get("chosen", row.get("answer", "")))
-    return known if isinstance(known, str) else known[-1]["content"]
+    """What the row holds as an answer, if anything, to be shown beside the model's."""
+    known: Any = next((row[name] for name in ("completion", "chosen", "answer") if row.get(name) is not None), "")
+    if isinstance(known, list) and known and isinstance(known[-1], dict) and isinstance(known[-1].get("content"), str):
+        known = known[-1]["content"]
+    text = known if isinstance(known, str) else json.dumps(known, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair cannot be written

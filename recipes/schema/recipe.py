@@ -1,6 +1,6 @@
 """The whole recipe, and which model checks each of its sections."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field, PlainValidator, SerializeAsAny, ValidationError, model_validator
 
@@ -77,13 +77,26 @@ def _by_kind(section: str) -> PlainValidator:
     return PlainValidator(validate)
 
 
-def _train(value: Any, info: Any) -> dict[str, Any]:
+class _Train(NamedTuple):
+    """A train section as given, and the kind of the objective beside it, which may be faulty itself."""
+
+    given: Any
+    objective: str
+
+
+def _train(value: _Train) -> dict[str, Any]:
     """Check the keys and keep them as given: `10` must not become `10.0` where the class says float."""
-    if not isinstance(value, dict):
-        raise wrong(f"must be a mapping, found {kind_of(value)}")
-    objective = info.data.get("objective") if info.data else None
-    train_model(objective.kind if objective else DEFAULT_KIND["objective"]).model_validate(value)
-    return value
+    given, kind = value
+    if not isinstance(given, dict):
+        raise wrong(f"must be a mapping, found {kind_of(given)}")
+    if kind in OBJECTIVES:  # else it is not known which keys there are
+        train_model(kind).model_validate(given)
+    return given
+
+
+def _objective_kind(value: Any) -> str:
+    """The kind of the objective, be it written in place of the section."""
+    return value if isinstance(value, str) else kind_in("objective", value)
 
 
 class Recipe(StrictModel):
@@ -101,9 +114,12 @@ class Recipe(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_default(cls, value: Any) -> Any:
-        return (
-            {k: v for k, v in value.items() if v is not None or k not in SECTIONS} if isinstance(value, dict) else value
-        )
+        if not isinstance(value, dict):
+            return value
+        given = {k: v for k, v in value.items() if v is not None or k not in SECTIONS}
+        if "train" in given:
+            given["train"] = _Train(given["train"], _objective_kind(given.get("objective")))
+        return given
 
     def to_yaml(self) -> str:
         """The resolved recipe: our own sections in full but for what the objective does not read, `train` and

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from recipe_files import GOOD, fault, write
+from recipe_files import GOOD, fault, faults, write
 
 from anyformer.recipes.loading import load_recipe
 
@@ -58,3 +58,68 @@ def test_each_reward_has_its_weight(kind):
     assert "train.reward_weights: holds 2 weights for one reward" in fault(GOOD, one, "train.reward_weights=[1.0, 2.0]")
     assert "holds 1 weights for 2 rewards" in fault(GOOD, one, TWO, "train.reward_weights=[1.0]")
     assert load_recipe(write(GOOD), (one, TWO, "train.reward_weights=[1.0, 2.0]"))
+
+
+GROUPS = [
+    ("train.beta=-1", "must be at least 0"),
+    ("train.temperature=0", "must be greater than 0"),
+    ("train.max_completion_length=0", "must be at least 1"),
+    ("train.seed=99999999999999", "must be at most 4294967295"),
+]
+GRPO = [
+    ("train.epsilon=-1", "must be greater than 0"),
+    ("train.num_generations=0", "must be at least 2"),
+    ("train.num_generations=1", "must be at least 2"),
+    ("train.top_k=-5", "must be at least 0"),
+    ("train.top_p=0", "must be greater than 0"),
+    ("train.ref_model_sync_steps=0", "must be at least 1"),
+]
+CHOICES = [
+    ("train.loss_type=foo", "grpo, dr_grpo, dapo, bnpo, cispo, sapo, luspo or vespo"),
+    ("train.importance_sampling_level=word", "token or sequence"),
+    ("train.multi_objective_aggregation=sum", "sum_then_normalize or normalize_then_sum"),
+    ("train.scale_rewards=all", "group, batch or none"),
+]
+PPO = [
+    ("train.cliprange=0", "must be greater than 0"),
+    ("train.num_ppo_epochs=0", "must be at least 1"),
+    ("train.lam=2", "must be at most 1"),
+    ("train.kl_target=-1", "must be greater than 0"),
+]
+WRONG = [(kind, *case) for kind in POLICIES for case in GROUPS]
+WRONG += [(kind, *case) for kind in ("grpo", "rloo") for case in GRPO]
+WRONG += [("grpo", *case) for case in CHOICES] + [("ppo", *case) for case in PPO]
+
+
+@pytest.mark.parametrize(("kind", "given", "message"), WRONG)
+def test_values_out_of_range_are_refused_when_the_recipe_is_read(kind, given, message):
+    found = fault(GOOD, f"objective={{kind: {kind}, reward: pep257}}", given)
+    assert f"{given.partition('=')[0]}: " in found and message in found
+
+
+def test_values_at_the_limits_are_taken():
+    kept = ("train.loss_type=luspo", "train.beta=0", "train.top_k=0", "train.scale_rewards=false", "train.min_p=null")
+    assert load_recipe(write(GOOD), ("objective={kind: grpo, reward: pep257}", *kept, "train.seed=4294967295"))
+    assert load_recipe(write(GOOD), ("objective={kind: ppo, reward: pep257}", "train.kl_target=null"))
+
+
+@pytest.mark.parametrize(
+    ("objective", "key", "message"),
+    [
+        ("{kind: grpo, reward: pep527}", "num_generations", "did you mean pep257"),
+        ("{kind: grpo}", "num_generations", "reward"),
+        ("{kind: distill}", "lmbda", "teacher"),
+        ("{kind: gpro, reward: pep257}", "num_generations", "grpo"),
+        ("grpo", "num_generations", "write objective: {kind: grpo}"),
+    ],
+)
+def test_a_faulty_objective_does_not_make_its_train_keys_unknown(objective, key, message):
+    value = "1.0" if key == "lmbda" else "4"
+    found = fault(GOOD, f"objective={objective}", f"train.{key}={value}")
+    assert "objective" in found and message in found
+
+
+def test_the_train_section_beside_a_faulty_objective_is_checked_all_the_same():
+    lines = faults(GOOD, "objective={kind: grpo, reward: pep527}", "train.num_generation=4", "train.beta=-1")
+    said = "\n".join(lines)
+    assert len(lines) == 3 and "did you mean 'num_generations'" in said and "at least 0" in said

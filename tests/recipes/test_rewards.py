@@ -56,7 +56,11 @@ def file(tmp_path):
         "def length(prompts, completions, **columns):\n    return [len(c) for c in completions]\n"
         "def short(prompts, completions, **columns):\n    return [1.0]\n"
         "def broken(prompts, completions, **columns):\n    return [1 / 0]\n"
-        "def endless(prompts, completions, **columns):\n    return [float('nan')] * len(completions)\n",
+        "def endless(prompts, completions, **columns):\n    return [float('nan')] * len(completions)\n"
+        "def nothing(prompts, completions, **columns):\n    pass\n"
+        "def partly(prompts, completions, **columns):\n    return [1.0, None]\n"
+        "def leaves(prompts, completions, **columns):\n    raise SystemExit(0)\n"
+        "async def later(prompts, completions, **columns):\n    return [1.0] * len(completions)\n",
         encoding="utf-8",
     )
     return path
@@ -74,6 +78,9 @@ def test_a_function_of_a_file(file):
         ("short", "gives 1 numbers for 2 answers"),
         ("broken", "raises ZeroDivisionError"),
         ("endless", "no finite number"),
+        ("nothing", "returns None instead of a list of numbers"),
+        ("partly", "gives None for 1 of 2 answers"),
+        ("leaves", "raises SystemExit: 0"),
     ],
 )
 def test_a_function_that_misbehaves_is_named(file, name, message):
@@ -86,11 +93,31 @@ def test_problems_are_found_without_running_anything(file, tmp_path):
     assert reward_problem("some/model") is None
     assert "cannot be read" in reward_problem(f"{tmp_path / 'none.py'}:f")
     assert "defines no function 'lenght'; it has length, short" in reward_problem(f"{file}:lenght")
+    assert "did you mean length?" in reward_problem(f"{file}:lenght")
+    assert reward_problem(f"{file}:later") == f"{file}:later is async; write a plain function"
+    assert f"write {file}:FUNCTION; it has length, short" in reward_problem(str(file))
+    assert "is no built-in reward (pep257, last-number, word-f1)" in reward_problem("accuracy")
+    assert reward_problem("pep527").endswith("did you mean pep257?")
+    assert reward_problem(str(tmp_path)) is None and reward_problem("stage:judge") is None
     broken = tmp_path / "broken.py"
     broken.write_text("def f(:\n", encoding="utf-8")
     assert "is no Python" in reward_problem(f"{broken}:f")
     with pytest.raises(UserError, match="no model can be opened"):
         load_reward(str(tmp_path))
+
+
+def test_a_file_that_ends_the_program_is_named(tmp_path):
+    file = tmp_path / "ends.py"
+    file.write_text("def f(prompts, completions, **columns): ...\nraise SystemExit(0)\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"ends\.py raises SystemExit: 0"):
+        load_reward(f"{file}:f")
+
+
+def test_a_folder_here_may_be_a_reward_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "no folder here" in reward_problem("judge")
+    (tmp_path / "judge").mkdir()
+    assert reward_problem("judge") is None
 
 
 def test_a_reward_model_scores_the_last_token_of_prompt_and_answer(tiny_checkpoint, tmp_path):

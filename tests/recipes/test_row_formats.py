@@ -1,6 +1,7 @@
 """What each form of row becomes, and what each may not be."""
 
 import functools
+import json
 
 import pytest
 from data_rows import CHAT, SECRET, SFT, pairs, rows_of, section, write_rows
@@ -465,3 +466,7 @@ def test_a_margin_stays_beside_its_pair(write):
     assert load_splits(section(write("m.jsonl", [row | {"margin": 2}]))).train == [row | {"margin": 2.0}]
     with pytest.raises(UserError, match="margin must be a number, found text"):
         rows_of(write("bad.jsonl", [row | {"margin": "much"}]))
+    for text in ("NaN", "1e999", "-1e999", "1e30", "-1000001", "1" + "0" * 400):
+        path = write("far.jsonl", json.dumps(row)[:-1] + f', "margin": {text}}}\n')
+        with pytest.raises(UserError, match=r"far\.jsonl.*(margin must be a finite number of at most 1,000,000|NaN)"):
+            rows_of(path)

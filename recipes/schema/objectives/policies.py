@@ -57,6 +57,14 @@ _UNREAD = {
     "train.max_completion_length tokens are left out; remove it",
     ("eval", "max_new_tokens"): "has no effect: answers are as long as train.max_completion_length allows; remove it",
 }
+_PENALTY = {"beta": Annotated[float, Field(ge=0)]}
+# What TRL declares as text and looks at in training.
+_GRPO_CHOICES: dict[str, Any] = {
+    "loss_type": Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"],
+    "importance_sampling_level": Literal["token", "sequence"],
+    "multi_objective_aggregation": Literal["sum_then_normalize", "normalize_then_sum"],
+    "scale_rewards": bool | Literal["group", "batch", "none"],
+}
 KINDS = {
     "grpo": Kind(
         GrpoObjective,
@@ -64,6 +72,7 @@ KINDS = {
         code="policy:GroupedPolicy",
         refused=_POLICY_REFUSED,
         defaults={"disable_dropout": True},
+        types=_PENALTY | _GRPO_CHOICES,
         unread=_UNREAD,
     ),
     "rloo": Kind(
@@ -72,6 +81,7 @@ KINDS = {
         code="policy:GroupedPolicy",
         refused=_POLICY_REFUSED,
         defaults={"disable_dropout": True},
+        types=_PENALTY,
         unread=_UNREAD,
     ),
     "ppo": Kind(
@@ -83,6 +93,11 @@ KINDS = {
             "eval_strategy": "is not offered: the reward on held-out prompts is measured before and after; remove it",
             "max_prompt_length": "is not needed: prompts without room for an answer are left out; remove it",
         },
+        types=_PENALTY
+        | dict.fromkeys(("cliprange", "cliprange_value", "kl_horizon"), Annotated[float, Field(gt=0)])
+        | dict.fromkeys(("num_ppo_epochs", "num_mini_batches"), Annotated[int, Field(ge=1)])
+        | dict.fromkeys(("gamma", "lam"), Annotated[float, Field(ge=0, le=1)])
+        | {"vf_coef": Annotated[float, Field(ge=0)], "kl_target": Annotated[float, Field(gt=0)] | None},
         unread=_UNREAD,
     ),
 }
