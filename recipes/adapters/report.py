@@ -5,7 +5,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UserError
 from .attach import attach, peft_config, train_in_place
+from .fit import check_fit, check_values
+from .saved import SOFT_PROMPTS, BadAdapterError
+from .targets import check_effect
 
 if TYPE_CHECKING:
     from ...modeling import AnyformerConfig
@@ -60,7 +64,7 @@ def plan_adapter(config: "AnyformerConfig", adapter: Any, objective: "type[Objec
     """What the adapter will train, seen on a model without storage.
 
     Raises:
-        UserError: the adapter names modules that the model does not have.
+        UserError: the adapter names modules that the model does not have, or is saved otherwise than it fits here.
     """
     import torch
     from transformers.initialization import no_init_weights
@@ -73,9 +77,23 @@ def plan_adapter(config: "AnyformerConfig", adapter: Any, objective: "type[Objec
         foreign = peft_config(adapter, objective, model)
         if foreign is not None:
             model = attach(model, _without_values(foreign))
+            if adapter.path is None:
+                check_effect(model, foreign, adapter.arguments().get("exclude_modules"))
+            else:
+                _check_saved(model, adapter)
         else:
             train_in_place(model, adapter)
     return _seen(model, adapter)
+
+
+def _check_saved(model: Any, adapter: Any) -> None:
+    """The file of an adapter that training goes on from, against what its config makes of this model."""
+    try:
+        check_values(adapter.path)
+        if adapter.kind not in SOFT_PROMPTS:
+            check_fit(model, adapter.path)
+    except (UserError, BadAdapterError) as error:
+        raise UserError(f"adapter.path: {error}") from error
 
 
 def _without_values(config: Any) -> Any:
