@@ -99,6 +99,7 @@ def _check_saved(model: Any, adapter: Any) -> None:
 def _without_values(config: Any) -> Any:
     """A config whose first values need no weights and no files; MiCA stays, for it trains less."""
     config = copy.deepcopy(config)
+    config.base_model_name_or_path = None  # of which PEFT would say that the model without storage is another
     if getattr(config, "init_lora_weights", "mica") != "mica":
         config.init_lora_weights = True
     if hasattr(config, "prompt_tuning_init"):
