@@ -6,7 +6,7 @@ from typing import Any
 from .console import quiet_libraries
 from .errors import UserError
 from .generation import sampling
-from .generator import Generator, open_generator
+from .generator import Generator, open_generator, require_text
 
 
 def chat(
@@ -33,6 +33,7 @@ def chat(
     quiet_libraries()
     from transformers import set_seed
 
+    require_text(system or "", "the system message")
     options = sampling(temperature)  # refused before anything is loaded
     generator = open_generator(path, trust_remote_code=trust_remote_code)
     if not generator.has_template:
@@ -46,10 +47,11 @@ def chat(
     while True:
         try:
             line = read("you> ").strip()
+            line.encode("utf-8")
         except EOFError:
             print()
             return
-        except UnicodeDecodeError:
+        except UnicodeError:  # where the terminal's encoding is not known, such bytes come as half characters
             print("That line is not UTF-8: set the terminal to UTF-8 and type it again.")
             continue
         if line in ("/exit", "/quit"):

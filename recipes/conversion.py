@@ -12,14 +12,12 @@ from .models import (
     adapter_folder,
     auto_class_of,
     compare_with_stock,
+    holds_tokenizer,
     load_pretrained,
     read_tokenizer,
     require_equal,
     resolve_path,
 )
-
-# One of these stands in a folder that has a tokenizer.
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def import_checkpoint(
@@ -121,6 +119,8 @@ def merge_adapter(
     _require_free(target)
     try:
         config = PeftConfig.from_pretrained(source)
+    except KeyError as error:
+        raise UserError(f"{source}: adapter_config.json names peft_type {error}, which PEFT does not know") from error
     except (ValueError, OSError, TypeError) as error:
         raise UserError(f"{source}: no adapter can be read there (adapter_config.json): {error}") from error
     if config.is_prompt_learning:
@@ -140,7 +140,7 @@ def merge_adapter(
         raise UserError(f"{source}: does not open on {base or config.base_model_name_or_path}: {error}") from error
     yield f"{source}: {config.peft_type.value} adapter on {where} ({family})"
     merged = merge(adapted)
-    beside = source if _holds_tokenizer(source) else resolve_path(where)
+    beside = source if holds_tokenizer(source) else resolve_path(where)
     tokenizer = _tokenizer_or_none(beside, None, trust_remote_code)
     _write(merged, tokenizer, target)
     yield f"written to {target}: {auto_class_of(type(merged).__name__)}.from_pretrained({str(target)!r})"
@@ -161,14 +161,10 @@ def _require_free(target: Path) -> None:
         raise UserError(f"{target} exists already: name a new folder, nothing is overwritten")
 
 
-def _holds_tokenizer(path: str) -> bool:
-    return any((Path(path) / name).is_file() for name in TOKENIZER_FILES)
-
-
 def _tokenizer_or_none(path: str, revision: str | None, trust_remote_code: bool) -> Any:
     """The tokenizer beside the model; None where a folder or repository has none. One that is broken is an error."""
     folder = Path(path)
-    if folder.is_dir() and not _holds_tokenizer(path):
+    if folder.is_dir() and not holds_tokenizer(path):
         return None
     try:
         return read_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)

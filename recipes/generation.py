@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from .console import quiet_libraries
 from .errors import UserError
-from .generator import Generator, open_generator
+from .generator import Generator, open_generator, require_text
 
 Template = Literal["auto", "chat", "none"]
 
@@ -82,6 +82,8 @@ def _batches(encoded: list[list[int]], size: int, roomy: int) -> Iterator[list[l
 def _encoded(prompt: str, number: int, generator: Generator, system: str | None, template: Template) -> list[int]:
     if not prompt.strip():
         raise UserError(f"prompt {number} is empty")
+    require_text(prompt, f"prompt {number}")
+    require_text(system or "", "the system message")
     if template == "none" or (template == "auto" and not generator.has_template):
         if system:
             raise UserError("a system message needs a chat template, and none is used")

@@ -13,7 +13,7 @@ from typing import Any
 from .adapters.saved import KINDS
 from .errors import UserError
 from .evaluation import virtual_tokens
-from .models import adapter_folder, auto_class_of, load_pretrained, load_tokenizer_from, resolve_path
+from .models import adapter_folder, auto_class_of, holds_tokenizer, load_pretrained, load_tokenizer_from, resolve_path
 from .padding import pad_rows
 from .run_folder import RECIPE
 from .soft_prompts import positions_taken
@@ -117,8 +117,32 @@ def open_generator(path: str, *, trust_remote_code: bool = False) -> Generator:
     """
     auto_class = _auto_class_of(path)
     model = load_pretrained(path, trust_remote_code=trust_remote_code, auto_class=auto_class)
-    tokenizer = load_tokenizer_from(resolve_path(path), trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer_from(_tokenizer_place(path), trust_remote_code=trust_remote_code)
     return Generator(model, tokenizer, auto_class == ENCODER_DECODER and _trained_on_sources(resolve_path(path)))
+
+
+def _tokenizer_place(path: str) -> str:
+    """Where the tokenizer of a model is: an adapter without one has its base's."""
+    from .adapters import base_of
+
+    where = resolve_path(path)
+    if where.endswith(".gguf"):
+        return where
+    folder = adapter_folder(where)
+    return where if folder is None or holds_tokenizer(str(folder)) else base_of(folder)
+
+
+def require_text(text: str, where: str) -> None:
+    """Raises:
+    UserError: a text that is no Unicode, such as bytes that were not UTF-8; says where.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where}: holds {text[error.start]!a}, half a character, at position {error.start + 1}: it was no "
+            "valid UTF-8, or an escape of JSON was cut. Write the text as UTF-8"
+        ) from error
 
 
 def _auto_class_of(path: str) -> str | None:

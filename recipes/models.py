@@ -33,6 +33,8 @@ FREE_FIELDS = {
     "router_z_loss_coef",
     "use_cache",
 }
+# One of these stands in a folder that has a tokenizer.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # One text for the comparison of logits: 512 tokens of it, or all there are.
 CHECK_TOKENS = 512
 
@@ -120,6 +122,11 @@ def read_tokenizer(path: str, *, revision: str | None = None, trust_remote_code:
         raise UserError(f"no tokenizer can be read from {path!r}: {_first_line(error)}") from error
 
 
+def holds_tokenizer(path: str) -> bool:
+    """Whether a folder has a tokenizer."""
+    return any((Path(path) / name).is_file() for name in TOKENIZER_FILES)
+
+
 def auto_class_of(architecture: str) -> str | None:
     """The Auto class that opens one of our classes, by its name; None for another's."""
     from ..modeling import AUTO_MAP
@@ -138,10 +145,13 @@ def load_pretrained(path: str, *, trust_remote_code: bool = False, auto_class: s
     """
     import transformers
 
+    from ..modeling.interop import import_model
     from .adapters import open_adapter, opens_by_itself
 
     where, auto_class = resolve_path(path), auto_class or "AutoModelForCausalLM"
     try:
+        if where.endswith(".gguf"):
+            return import_model(where)[0].eval()
         folder = adapter_folder(where)
         if folder is not None and not opens_by_itself(folder):
             return open_adapter(folder, auto_class, trust_remote_code=trust_remote_code)

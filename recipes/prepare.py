@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .adapters.bases import check_vocabulary
 from .adapters.saved import SOFT_PROMPTS
 from .errors import Gathered, UserError
 from .schema import OBJECTIVES, Recipe
@@ -162,6 +163,8 @@ def model_of(recipe: Recipe, shapes: tuple[str, ...]) -> tuple[Any, Any, int]:
     try:
         longer = (lambda held: rows_needed(folder, held)) if folder else None
         config, tokenizer = config_and_tokenizer(section, shapes, longer)
+        if folder:
+            check_vocabulary(folder, config.vocab_size)
         return config, tokenizer, longer(config.vocab_size) if longer else config.vocab_size
     except BadAdapterError as error:
         raise UserError(f"adapter.path: {error}") from error

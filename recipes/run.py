@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .adapters.bases import check_base_can_be_named, check_published_base, keeps_adapter, published_base
+from .adapters.bases import check_base_can_be_named, check_published_base, keeps_adapter, other_base, published_base
 from .adapters.saved import SOFT_PROMPTS
 from .console import make_console, show_next, show_plan, show_result
 from .errors import UserError
@@ -107,6 +107,8 @@ class _Run:
         self.started, self.next_steps = time.monotonic(), next_steps
 
     def execute(self, *, resume: bool, check: bool) -> None:
+        if other := other_base(self.recipe):
+            self.warn(other)
         model = self.goes_on_from(self.load())
         if self.recipe.eval.before and not (resume and "before" in self.folder.metrics):
             self.folder.update_metrics(**self.measure(model, "before"))

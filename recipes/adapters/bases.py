@@ -1,10 +1,12 @@
 """The base of an adapter that is kept apart: who else finds it, and under which names of modules."""
 
+import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from .saved import SOFT_PROMPTS
+from .saved import BASE, SOFT_PROMPTS, BadAdapterError, read_config, rows_needed
 
 if TYPE_CHECKING:
     from ..schema import Recipe
@@ -40,6 +42,58 @@ def opens_on_stock(recipe: "Recipe", family: str) -> bool:
     if family not in FAMILIES or recipe.adapter.kind in SOFT_PROMPTS:
         return True
     return all(ours == theirs for ours, theirs in FAMILIES[family].weights.items())
+
+
+def other_base(recipe: "Recipe") -> str | None:
+    """A sentence where the adapter that training goes on from was trained on another base than the recipe's.
+
+    Only two folders that are there, or two Hub ids, can be told apart; a base that was moved is nobody's mistake.
+    """
+    from ..models import hub_id, resolve_path
+
+    folder, path = recipe.adapter.path, recipe.model.path
+    if not folder or not path:
+        return None
+    named = read_config(folder).get("base_model_name_or_path")
+    if not named or Path(named).resolve() == (Path(folder).expanduser() / BASE).resolve():  # kept inside for this run
+        return None
+    ours, theirs = Path(resolve_path(path)).expanduser(), Path(str(named)).expanduser()
+    if ours.exists() and theirs.exists():
+        same = ours.resolve() == theirs.resolve()
+    else:
+        id_of_base = re.fullmatch(r"[\w.-]+/[\w.-]+", str(named)) and not theirs.exists()
+        same = not id_of_base or hub_id(recipe.model) in (None, str(named))
+    if same:
+        return None
+    return (
+        f"the adapter in {folder} was trained on {named}, and model.path is {path}: on other weights it is another "
+        "change, and on a model that it was merged into it is added twice"
+    )
+
+
+def check_vocabulary(folder: str | Path, rows: int) -> None:
+    """Compare the embedding of the base that a saved adapter names, where it is a folder here, with the model's.
+
+    Args:
+        rows: of the model's embedding.
+
+    Raises:
+        BadAdapterError: the adapter means tokens of another vocabulary.
+    """
+    named = read_config(folder).get("base_model_name_or_path")
+    if not named:
+        return
+    try:
+        fields = json.loads((Path(str(named)) / "config.json").read_text(encoding="utf-8"))
+        held = fields.get("vocab_size") or fields["text_config"]["vocab_size"]
+        same = rows_needed(folder, int(held)) == rows_needed(folder, rows)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not there, or told elsewhere
+        return
+    if not same:
+        raise BadAdapterError(
+            f"{folder} was trained on {named}, whose embedding has {held} rows, and the model's has {rows}: its tokens "
+            f"are others. Set model.path to {named}"
+        )
 
 
 def check_base_can_be_named(recipe: "Recipe") -> None:

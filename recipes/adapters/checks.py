@@ -48,7 +48,7 @@ def across_adapter(sections: dict[str, dict[str, Any]], kind: str, fields: Itera
             return
         yield from _soft_prompt(sections, kind)
     if isinstance(sections["model"].get("quantization"), dict):
-        yield from _quantized(adapter, kind)
+        yield from _quantized(adapter, kind, sections["model"]["quantization"])
 
 
 def _continued(adapter: dict[str, Any], kind: str, fields: Iterable[str]) -> Iterator[Fault]:
@@ -164,13 +164,34 @@ def _architecture(model: dict[str, Any]) -> dict[str, Any]:
     return fields | (given if isinstance(given, dict) else {})
 
 
-def _quantized(adapter: dict[str, Any], kind: str) -> Iterator[Fault]:
+def _quantized(adapter: dict[str, Any], kind: str, quantization: dict[str, Any]) -> Iterator[Fault]:
     if kind in ("none", "freeze"):
         yield (
             ("model", "quantization"),
             f"quantised weights cannot be trained, and adapter.kind is {kind}: choose an adapter such as lora, or "
             "leave model.quantization out",
         )
+    path = adapter.get("path")
+    held: dict[str, Any] = {}
+    if isinstance(path, str) and not path.startswith(STAGE):
+        try:
+            held = saved.read_config(path)
+        except saved.BadAdapterError:  # a fault of its own
+            held = {}
+    if quantization.get("load_in_8bit") is True and (adapter.get("use_dora") or held.get("use_dora")) is True:
+        yield (
+            ("adapter", "path" if held.get("use_dora") else "use_dora"),
+            "DoRA takes the norms of the base's matrices, which PEFT does not read from 8-bit weights: choose "
+            "load_in_4bit: true, or an adapter without DoRA",
+        )
+    begun = held.get("init_lora_weights")
+    if isinstance(begun, str) and begun.startswith(_FROM_WEIGHTS):
+        yield (
+            ("adapter", "path"),
+            f"the adapter in {path} started from its base's own weights (init_lora_weights: {begun}), which "
+            "model.quantization rounds: leave model.quantization out, or merge the adapter and train a new one",
+        )
+        return
     start = adapter.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(_FROM_WEIGHTS):
         yield (

@@ -21,8 +21,6 @@ HEAD_OF_TASK = {
 }
 # What a run writes into the config beside the fields that its recipe sets.
 _SET_BY_THE_RUN = ("id2label", "label2id", "problem_type", "pad_token_id", "decoder_start_token_id")
-# In the file of an adapter, before the names of the model.
-_PREFIX = "base_model.model."
 
 
 def head_of_saved(folder: Path | str) -> str | None:
@@ -64,9 +62,7 @@ def load_under_head(
     if head is not None:
         model = with_head(model, config, head, seed=0)
     _check_head(folder, [name for name in model.state_dict() if name.removeprefix("model.") not in held])
-    adapted = put_on(model, folder)
-    _check_all_used(adapted, folder)
-    return adapted, family
+    return put_on(model, folder), family
 
 
 def _config_of_run(folder: Path, architecture: str) -> dict[str, Any]:
@@ -101,7 +97,7 @@ def _held_by(folder: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of an adapter's tensors by name, without PEFT's prefix; none of a file in an old format."""
     if not (folder / saved.WEIGHTS).is_file():
         return {}
-    return {name.removeprefix(_PREFIX): shape for name, shape in saved.shapes(folder).items()}
+    return {name.removeprefix(saved.PREFIX): shape for name, shape in saved.shapes(folder).items()}
 
 
 def _check_head(folder: Path, made_up: list[str]) -> None:
@@ -115,19 +111,4 @@ def _check_head(folder: Path, made_up: list[str]) -> None:
         raise UserError(
             f"{folder}: the adapter was trained under a new head, and it does not hold {', '.join(absent[:3])} of it. "
             "The run's own folder is the merged model; an adapter by itself is complete with modules_to_save"
-        )
-
-
-def _check_all_used(adapted: Any, folder: Path) -> None:
-    """PEFT leaves out what it finds no place for, and says nothing."""
-    from peft import get_peft_model_state_dict
-
-    held, base = _held_by(folder), adapted.get_base_model()
-    kind = type(base).__name__
-    places = {n.removeprefix(_PREFIX) for n in get_peft_model_state_dict(adapted, save_embedding_layers=False)}
-    if lost := sorted(set(held) - places - set(base.state_dict())):
-        raise UserError(
-            f"{folder}: the adapter holds {', '.join(lost[:3])}, for which the {kind} of its base has no place: "
-            "give the model that it was trained on with --base. Where it was merged, the run's own folder holds "
-            "the result"
         )

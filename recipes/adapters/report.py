@@ -5,7 +5,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UserError
 from .attach import attach, peft_config, train_in_place
+from .fit import check_fit, check_values
+from .saved import SOFT_PROMPTS, BadAdapterError
+from .targets import check_effect
 
 if TYPE_CHECKING:
     from ...modeling import AnyformerConfig
@@ -60,7 +64,7 @@ def plan_adapter(config: "AnyformerConfig", adapter: Any, objective: "type[Objec
     """What the adapter will train, seen on a model without storage.
 
     Raises:
-        UserError: the adapter names modules that the model does not have.
+        UserError: the adapter names modules that the model does not have, or is saved otherwise than it fits here.
     """
     import torch
     from transformers.initialization import no_init_weights
@@ -73,14 +77,29 @@ def plan_adapter(config: "AnyformerConfig", adapter: Any, objective: "type[Objec
         foreign = peft_config(adapter, objective, model)
         if foreign is not None:
             model = attach(model, _without_values(foreign))
+            if adapter.path is None:
+                check_effect(model, foreign, adapter.arguments().get("exclude_modules"))
+            else:
+                _check_saved(model, adapter)
         else:
             train_in_place(model, adapter)
     return _seen(model, adapter)
 
 
+def _check_saved(model: Any, adapter: Any) -> None:
+    """The file of an adapter that training goes on from, against what its config makes of this model."""
+    try:
+        check_values(adapter.path)
+        if adapter.kind not in SOFT_PROMPTS:
+            check_fit(model, adapter.path)
+    except (UserError, BadAdapterError) as error:
+        raise UserError(f"adapter.path: {error}") from error
+
+
 def _without_values(config: Any) -> Any:
     """A config whose first values need no weights and no files; MiCA stays, for it trains less."""
     config = copy.deepcopy(config)
+    config.base_model_name_or_path = None  # of which PEFT would say that the model without storage is another
     if getattr(config, "init_lora_weights", "mica") != "mica":
         config.init_lora_weights = True
     if hasattr(config, "prompt_tuning_init"):

@@ -1,18 +1,17 @@
 """From a trained adapter to what is kept: merged weights, or the adapter beside its base; and back again."""
 
 import copy
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from . import saved
 from .attach import fit_vocabulary
+from .fit import check_fit, check_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-# Where a base is written that nobody could find otherwise, inside the adapter's folder.
-BASE = "base"
 
 
 def restore_forward(model: Any) -> None:
@@ -71,9 +70,9 @@ def save_unmerged(model: Any, folder: Path, base: str | None, *, embeddings: boo
         base: Hub id or folder of the base model; None: it is at neither, so it is written to `folder / "base"`.
         embeddings: as in `save_adapter`.
     """
-    save_adapter(model, folder, base or str((folder / BASE).resolve()), embeddings=embeddings)
+    save_adapter(model, folder, base or str((folder / saved.BASE).resolve()), embeddings=embeddings)
     if base is None:
-        bare(model).save_pretrained(folder / BASE)
+        bare(model).save_pretrained(folder / saved.BASE)
 
 
 def bare(model: Any) -> Any:
@@ -89,12 +88,23 @@ def put_on(model: Any, folder: Path | str) -> Any:
 
     Args:
         model: one of our classes. It is given the rows that the adapter wants in the embedding.
+
+    Raises:
+        UserError: tensors that are missing, surplus, of another shape or not finite.
     """
     from peft import PeftModel
 
     rows = saved.rows_needed(folder, model.get_input_embeddings().weight.shape[0])
     fit_vocabulary(model, rows)
-    return PeftModel.from_pretrained(model, str(folder)).eval()
+    check_values(folder)
+    if saved.KINDS.get(str(saved.read_config(folder)["peft_type"])) in saved.SOFT_PROMPTS:
+        return PeftModel.from_pretrained(model, str(folder)).eval()
+    with warnings.catch_warnings():
+        # Names and shapes are compared below, where all that is wrong is a line.
+        warnings.filterwarnings("ignore", "Found missing adapter keys|Some weights of")
+        adapted = PeftModel.from_pretrained(model, str(folder), ignore_mismatched_sizes=True).eval()
+    check_fit(adapted, folder)
+    return adapted
 
 
 def base_of(folder: Path | str) -> str:
@@ -104,7 +114,7 @@ def base_of(folder: Path | str) -> str:
         BadAdapterError: it names none.
     """
     named = saved.read_config(folder).get("base_model_name_or_path")
-    inside = Path(folder) / BASE
+    inside = Path(folder) / saved.BASE
     if inside.is_dir() and (not named or not Path(named).exists()):
         return str(inside)
     if not named:

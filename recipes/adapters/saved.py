@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import Any
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# Where a base is written that nobody could find otherwise, inside the adapter's folder.
+BASE = "base"
+# In the file of weights, before the names of the model.
+PREFIX = "base_model.model."
 # PEFT's name for a kind -> ours.
 KINDS = {
     "LORA": "lora",

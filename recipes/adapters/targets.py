@@ -2,6 +2,7 @@
 
 import difflib
 import fnmatch
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -108,6 +109,10 @@ def _stands_for(entry: str, name: str, part: str) -> bool:
     return f".{entry.strip('.')}." in f".{name}."
 
 
+# What other suites call `all-linear`.
+_ALL = "all"
+
+
 def check_targets(model: Any, config: Any) -> None:
     """PEFT takes what it finds of a list of names and says nothing of the rest.
 
@@ -124,6 +129,8 @@ def check_targets(model: Any, config: Any) -> None:
         ("target_parameters", parameters),
     ):
         given = getattr(config, field, None)
+        if field == "target_modules" and given is not None and _ALL in ([given] if isinstance(given, str) else given):
+            raise UserError(f"adapter.target_modules: {_ALL!r} is no module: write target_modules: all-linear")
         for target in sorted(given) if isinstance(given, list | set | tuple) else ():
             if target not in _ADDED and not any(name == target or name.endswith(f".{target}") for name in names):
                 near = difflib.get_close_matches(target, {n.rsplit(".", 1)[-1] for n in names}, n=1)
@@ -139,6 +146,64 @@ def check_targets(model: Any, config: Any) -> None:
             "adapter: target_modules holds lm_head, or the embedding of a model whose head is tied to it: the "
             "trainer's loss reads the head's weight directly, and merging would change both. Use modules_to_save"
         )
+
+
+def check_effect(adapted: Any, config: Any, excluded: Any = None) -> None:
+    """Keys of a fresh adapter that PEFT takes and that reach nothing, or not all that they name.
+
+    Args:
+        adapted: the model under the adapter made from `config`.
+        excluded: `exclude_modules` as the recipe gives it.
+
+    Raises:
+        UserError: names the keys, and near names.
+    """
+    base, tuner = adapted.get_base_model(), getattr(adapted, "base_model", None)
+    reached = [*getattr(tuner, "targeted_module_names", ()), *getattr(tuner, "targeted_parameter_names", ())]
+    wrong = []
+    for field in ("rank_pattern", "alpha_pattern"):
+        for pattern in getattr(config, field, None) or ():
+            if not _any_matches(rf"(.*\.)?({pattern})", reached):
+                wrong.append(f"{field} names {pattern!r}, which is no adapted module{_near(pattern, reached)}")
+    wrong += _excludes_nothing(adapted, excluded)
+    wrong += _layers_absent(reached, getattr(config, "layers_to_transform", None))
+    bias = getattr(config, "bias", "none")
+    if bias != "none":
+        held = [n for n, p in base.named_parameters() if p.requires_grad and n.endswith("bias") and ".lora_" not in n]
+        if not held:
+            where = "the model has" if bias == "all" else "the adapted modules have"
+            wrong.append(f"bias is {bias!r}, and {where} no biases: leave it out")
+    if wrong:
+        raise UserError(f"adapter: {'; '.join(wrong)}")
+
+
+def _excludes_nothing(adapted: Any, excluded: Any) -> list[str]:
+    names = [n.replace(".base_layer", "") for n, _ in adapted.get_base_model().named_modules()]
+    if isinstance(excluded, str):
+        return [] if _any_matches(excluded, names) else [f"exclude_modules {excluded!r} matches no module"]
+    absent = (e for e in sorted(excluded or ()) if not any(n == e or n.endswith(f".{e}") for n in names))
+    return [f"exclude_modules names {e!r}, which the model does not have{_near(e, names)}" for e in absent]
+
+
+def _layers_absent(reached: list[str], wanted: Any) -> list[str]:
+    wanted = [wanted] if isinstance(wanted, int) else wanted or []
+    there = {int(piece) for name in reached for piece in name.split(".") if piece.isdigit()}
+    if absent := sorted(set(wanted) - there):
+        found = f"; adapted are {', '.join(map(str, sorted(there)))}"
+        return [f"layers_to_transform names {', '.join(map(str, absent))}, where nothing is adapted{found}"]
+    return []
+
+
+def _any_matches(pattern: str, names: Iterable[str]) -> bool:
+    try:
+        return any(re.fullmatch(pattern, name) for name in names)
+    except re.error:
+        return False
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, sorted({n.rpartition(".")[2] for n in names}), n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def linear_names(model: Any) -> str:

