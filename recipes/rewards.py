@@ -61,6 +61,8 @@ def word_f1(
 ) -> Scores:
     """How many words a text shares with the row's own completion: their F1 (Rajpurkar et al. 2016, arXiv:1606.05250,
     sec. 6.1), without regard to case, punctuation and articles."""
+    if None in completion:
+        raise UserError(f"objective.reward word-f1: row {list(completion).index(None) + 1} has no `completion`")
     rights = [right if isinstance(right, str) else right[-1]["content"] for right in completion]
     return [_f1(_words(text), _words(right)) for text, right in zip(completions, rights, strict=True)]
 

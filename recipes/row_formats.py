@@ -16,7 +16,7 @@ Prompts, completions, chosen and rejected are all text or all lists of messages;
 has `"train": False`. A reason why a row cannot be used never quotes the row's content.
 """
 
-import math
+import sys
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -292,7 +292,7 @@ def _from_classification(row: Row) -> Row:
         return {"text": text, "label": _text(label, "label")}
     if isinstance(label, bool) or not isinstance(label, int | float):
         raise Unusable(f"label must be text, a number or a list of text, found {type_name(label)}")
-    if not math.isfinite(label):
+    if not abs(label) <= sys.float_info.max:  # neither is NaN, nor a whole number of 400 digits
         raise Unusable("label is not a finite number")
     return {"text": text, "label": label}
 

@@ -47,6 +47,8 @@ def test_word_f1_is_that_of_squad():
     assert word_f1([""] * 5, texts, completion=[right] * 5) == pytest.approx([1.0, 1.0, 2 / 5, 0.0, 0.0])
     assert word_f1([""], ["a b b"], completion=["b b c"]) == pytest.approx([4 / 5])  # "a" is an article
     assert word_f1(["", ""], ["The", ""], completion=["the", ""]) == [0.0, 0.0]
+    with pytest.raises(UserError, match="row 2 has no `completion`"):
+        word_f1(["", ""], ["a", "b"], completion=["a", None])
 
 
 @pytest.fixture

@@ -470,3 +470,9 @@ def test_a_margin_stays_beside_its_pair(write):
         path = write("far.jsonl", json.dumps(row)[:-1] + f', "margin": {text}}}\n')
         with pytest.raises(UserError, match=r"far\.jsonl.*(margin must be a finite number of at most 1,000,000|NaN)"):
             rows_of(path)
+
+
+@pytest.mark.parametrize("label", ["1e999", "-1e999", "1" + "0" * 400])
+def test_a_label_that_is_no_finite_number_is_refused(write, label):
+    with pytest.raises(UserError, match=r"far\.jsonl, line 1: label is not a finite number"):
+        rows_of(write("far.jsonl", f'{{"text": "a", "label": {label}}}\n'))
