@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 
 from anyformer.recipes.adapters import peft_config
 from anyformer.recipes.arguments import training_arguments
+from anyformer.recipes.data import DataReport, Splits
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.models import config_and_tokenizer, load_model, with_head
 from anyformer.recipes.objectives import objective_class
@@ -66,7 +67,7 @@ train:
     arguments = training_arguments(entry.config, entry.defaults | recipe.train)
     config, tokenizer = config_and_tokenizer(recipe.model, entry.shapes)
     objective = objective_class(kind)(recipe, arguments, config, tokenizer)
-    objective.configure(None)
+    objective.configure(Splits([], [], DataReport()))
     return objective
 
 
