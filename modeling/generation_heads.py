@@ -24,6 +24,7 @@ from .masks import REAL_INDICES, attention_masks, real_indices
 from .modeling_anyformer import one_cache
 from .outputs import AnyformerHeadOutput
 from .paged import PagedGeneration
+from .registry import POSITION_EMBEDDINGS
 from .soft_prompts import SoftPromptGeneration
 
 
@@ -70,7 +71,9 @@ class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, G
         """Masks ahead of a compiled step: the library's function does not know every layer type."""
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         masks = attention_masks(config, config.layer_types, inputs_embeds, attention_mask, own)
-        counted = real_indices(attention_mask)
+        positions: Any = POSITION_EMBEDDINGS[config.position_embedding]
+        # Only biases ask for distances once the masks are there.
+        counted = real_indices(attention_mask) if positions.adds_bias else None
         return masks if counted is None else {**masks, REAL_INDICES: counted}
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any):

@@ -18,6 +18,7 @@ from .models import (
     require_equal,
     resolve_path,
 )
+from .run_folder import RECIPE
 
 
 def import_checkpoint(
@@ -127,8 +128,8 @@ def merge_adapter(
         raise UserError(
             f"{source}: is {config.peft_type.value}, whose vectors stand beside the weights: nothing to merge"
         )
-    if not base and not config.base_model_name_or_path:
-        raise UserError(f"{source}: the adapter does not name its base: give it with --base")
+    if not base and not config.base_model_name_or_path and not (base := _base_of_run(Path(source))):
+        raise UserError(f"{source}: the adapter does not name its base: give it with --base, a folder or a Hub id")
     try:
         folder = adapter_folder(source) or Path(source)
         where = base or base_of(folder)
@@ -144,6 +145,18 @@ def merge_adapter(
     tokenizer = _tokenizer_or_none(beside, None, trust_remote_code)
     _write(merged, tokenizer, target)
     yield f"written to {target}: {auto_class_of(type(merged).__name__)}.from_pretrained({str(target)!r})"
+
+
+def _base_of_run(folder: Path) -> str | None:
+    """The base of an adapter that lies in the folder of its run: one out of a package has no name that others know."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        recipe = YAML(typ="safe").load((folder.resolve().parent / RECIPE).read_text(encoding="utf-8"))
+        return recipe["model"].get("path")
+    except (OSError, YAMLError, AttributeError, KeyError, TypeError):
+        return None
 
 
 def _auto_class_in(source: str) -> str | None:

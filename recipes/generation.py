@@ -9,11 +9,13 @@ from .errors import UserError
 from .generator import Generator, open_generator, require_text
 
 Template = Literal["auto", "chat", "none"]
+# A text, or messages up to the one that is to be answered.
+Prompt = str | list[dict[str, str]]
 
 
 def generate(
     path: str,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     *,
     system: str | None = None,
     template: Template = "auto",
@@ -79,11 +81,14 @@ def _batches(encoded: list[list[int]], size: int, roomy: int) -> Iterator[list[l
     yield batch
 
 
-def _encoded(prompt: str, number: int, generator: Generator, system: str | None, template: Template) -> list[int]:
-    if not prompt.strip():
-        raise UserError(f"prompt {number} is empty")
-    require_text(prompt, f"prompt {number}")
+def _encoded(prompt: Prompt, number: int, generator: Generator, system: str | None, template: Template) -> list[int]:
+    for text in [prompt] if isinstance(prompt, str) else [turn["content"] for turn in prompt]:
+        if not text.strip():
+            raise UserError(f"prompt {number} is empty")
+        require_text(text, f"prompt {number}")
     require_text(system or "", "the system message")
+    if not isinstance(prompt, str):
+        return _conversation(prompt, number, generator, system, template)
     if template == "none" or (template == "auto" and not generator.has_template):
         if system:
             raise UserError("a system message needs a chat template, and none is used")
@@ -94,27 +99,40 @@ def _encoded(prompt: str, number: int, generator: Generator, system: str | None,
     return generator.encode([*turns, {"role": "user", "content": prompt}])
 
 
-def read_prompts(file: Path) -> list[str]:
-    """The prompts of a file: one a line of plain text, or the `prompt` of each row of JSONL.
+def _conversation(
+    turns: list[dict[str, str]], number: int, generator: Generator, system: str | None, template: Template
+) -> list[int]:
+    """Messages through the chat template."""
+    if template == "none" or generator.tokenizer.chat_template is None:
+        raise UserError(f"prompt {number}: is made of messages, which need a chat template: give it as plain text")
+    if system and turns[0]["role"] == "system":
+        raise UserError(f"prompt {number}: begins with a system message already: leave out --system")
+    return generator.encode([{"role": "system", "content": system}, *turns] if system else turns)
+
+
+def read_prompts(file: Path) -> list[Prompt]:
+    """The prompts of a file: one a line of plain text, or the `prompt` of each row of JSONL, a text or messages.
 
     Raises:
         UserError: a file that cannot be read, or holds no prompt.
     """
     from .data_files import BadRow, place, read_rows
+    from .row_formats import Unusable, prompt_of
 
     if not file.is_file():
         raise UserError(f"{file}: no such file")
     if file.suffix == ".jsonl":
-        prompts = []
+        prompts: list[Prompt] = []
         for line, row in read_rows(file):
             if isinstance(row, BadRow):
                 raise UserError(f"{place(file, line)}: {row.reason}")
-            if not isinstance(row.get("prompt"), str):
-                raise UserError(f"{place(file, line)}: has no text under `prompt`")
-            prompts.append(row["prompt"])
+            try:
+                prompts.append(prompt_of(row))
+            except Unusable as error:
+                raise UserError(f"{place(file, line)}: {error}") from error
     else:
         try:
-            prompts = [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+            prompts = [*(line for line in file.read_text(encoding="utf-8-sig").split("\n") if line.strip())]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file}: cannot be read as UTF-8 text ({error})") from error
     if not prompts:

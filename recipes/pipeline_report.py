@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .stages import Pipeline, Stage
+from .stages import BASE, Pipeline, Stage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .prepare import Prepared
 
 Row = dict[str, Any]
-BASE = "base"  # the model that the first stage starts from
 SAMPLES = 3
 
 

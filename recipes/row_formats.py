@@ -327,6 +327,17 @@ def _from_prompt(row: Row) -> Row:
     return row | {"prompt": prompt}
 
 
+def prompt_of(row: Row) -> Any:
+    """The prompt of a row, a text or messages up to the one that is to be answered.
+
+    Raises:
+        Unusable: there is none.
+    """
+    if "prompt" not in row:
+        raise Unusable("has no `prompt`")
+    return _from_prompt(row)["prompt"]
+
+
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 
 # The richest first: a row is taken for the first that it fits.

@@ -37,6 +37,8 @@ REFERABLE = (
     ("objective", "reward"),
     ("objective", "teacher"),
 )
+# What the report calls the model that the first stage starts from.
+BASE = "base"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 # Heads whose weights another head can start from.
 _LANGUAGE_MODELS = ("causal_lm", "masked_lm", "seq2seq_lm")
@@ -197,8 +199,10 @@ class _Reader:
             number, name = int(match[1]), match[2]
             if number in numbers:
                 self.fault(Place(str(file)), f"has the number of {numbers[number]}: which of them comes first?")
-            if not _NAME.fullmatch(name) or name in (*SECTIONS, "extends"):
+            if not _NAME.fullmatch(name) or name in (*SECTIONS, "extends", BASE):
                 said = "the name of a section" if name in SECTIONS else "no name"
+                if name == BASE:
+                    said = "what the report calls the model that the first stage starts from"
                 self.fault(Place(str(file)), f"{name!r} is {said}: call the stage by letters, digits, '-' and '_'")
             elif name in names:
                 self.fault(Place(str(file)), f"is called as {names[name]}: every stage has a name of its own")

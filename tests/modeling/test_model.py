@@ -93,6 +93,16 @@ def test_left_and_right_padding_leave_real_tokens_alone(tiny, fields):
     torch.testing.assert_close(right, plain, rtol=0, atol=1e-5)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="offloaded caches move between a GPU and the host")
+@variants
+@pytest.mark.parametrize("implementation", ["offloaded", "offloaded_static"])
+def test_greedy_tokens_with_an_offloaded_cache(tiny, fields, implementation):
+    model, tokens = tiny(**fields).cuda(), ids(2, 6).cuda()
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    expected = model.generate(tokens, use_cache=False, **options)
+    assert torch.equal(model.generate(tokens, cache_implementation=implementation, **options), expected)
+
+
 @variants
 def test_greedy_tokens_do_not_depend_on_cache_or_padding(tiny, fields):
     model = tiny(**fields)

@@ -41,3 +41,24 @@ def fault(text: str | bytes, *overrides: str) -> str:
 
 def model_section(text: str) -> str:
     return f"data: {{source: a.jsonl}}\nmodel: {text}\n"
+
+
+# Adapter sections by a name for each.
+SOFT = {
+    "prompt-tuning": "{kind: prompt-tuning, num_virtual_tokens: 6}",
+    "p-tuning": "{kind: p-tuning, num_virtual_tokens: 6, encoder_hidden_size: 24}",
+    "p-tuning-lstm": "{kind: p-tuning, num_virtual_tokens: 6, encoder_reparameterization_type: LSTM}",
+    "prefix-tuning": "{kind: prefix-tuning, num_virtual_tokens: 6}",
+    "prefix-projected": "{kind: prefix-tuning, num_virtual_tokens: 6, prefix_projection: true}",
+}
+MERGED = {
+    "rslora": "{kind: lora, r: 4, use_rslora: true}",
+    "pissa": "{kind: lora, r: 4, init_lora_weights: pissa}",
+    "olora": "{kind: lora, r: 4, init_lora_weights: olora}",
+    "orthogonal": "{kind: lora, r: 4, init_lora_weights: orthogonal}",
+    "mica": "{kind: lora, r: 4, init_lora_weights: mica}",
+    "lora-plus": "{kind: lora, r: 4, lora_plus_lr_ratio: 4}",
+    "parts": "{kind: lora, r: 4, target_parts: [mlp]}",
+    "head": "{kind: lora, r: 4, modules_to_save: [lm_head]}",
+    "ia3": "{kind: ia3}",
+}

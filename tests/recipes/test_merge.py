@@ -54,6 +54,15 @@ def test_a_trained_head_is_merged_with_its_adapter(objective, tiny_checkpoint, t
     assert got.shape[-1] == LABELS[objective]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
+    # A base that the adapter does not name is the one of the run's recipe.
+    config = run / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}), "utf-8")
+    merge(run / "adapter", tmp_path / "again")
+    again = stock_class(objective).from_pretrained(tmp_path / "again").state_dict()
+    assert all(weight.equal(again[name]) for name, weight in merged.state_dict().items())
+    (run / "recipe.yaml").unlink()
+    assert "give it with --base" in merge(run / "adapter", tmp_path / "never", status=2)
+
     own = stock_class(objective).from_pretrained(run).config
     for name in ("id2label", "problem_type", "pad_token_id", "classifier_dropout"):
         assert getattr(merged.config, name) == getattr(own, name), name

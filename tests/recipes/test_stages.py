@@ -61,6 +61,11 @@ def test_a_file_that_only_looks_like_a_stage_is_told(name):
     assert f"{name}: begins with a number but is no stage: call it NUMBER-NAME.yaml, as 2-reward.yaml" in fault()
 
 
+def test_no_stage_has_the_name_of_the_reports_base():
+    write(SFT, "p/3-base.yaml")
+    assert "'base' is what the report calls the model that the first stage starts from" in fault()
+
+
 def test_a_folder_is_found_as_it_is_typed():
     for name in ("p", "p/", "./p", str(Path("p").resolve())):
         pipeline = load_pipeline(name)

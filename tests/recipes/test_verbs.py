@@ -52,6 +52,23 @@ def test_generate_answers_each_prompt_as_it_would_alone(folder, tmp_path):
     assert run("generate", folder, "--file", rows, "--max-new-tokens", 8, "--batch-size", 2) == out
 
 
+def test_generate_takes_messages(folder, tmp_path):
+    talk = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "x"},
+    ]
+    file = tmp_path / "talks.jsonl"
+    file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("five", talk[2:], talk)), encoding="utf-8")
+    out = run("generate", folder, "--file", file, "--max-new-tokens", 6)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["prompt"] for row in rows] == ["five", talk[2:], talk]
+    assert [row["answer"] for row in rows[:2]] == [by_hand(folder, "five", 6), by_hand(folder, "x", 6)]
+    assert "need a chat template" in run("generate", folder, "--file", file, "--template", "none", status=2)
+    file.write_text(json.dumps({"prompt": talk[:2]}) + "\n", encoding="utf-8")
+    assert "line 1: prompt ends with an assistant message" in run("generate", folder, "--file", file, status=2)
+
+
 def test_a_prompt_without_room_for_all_shortens_no_other(folder):
     limit = AutoModelForCausalLM.from_pretrained(folder).config.max_position_embeddings
     crowded = "one " * (limit // 3)
@@ -74,9 +91,9 @@ def test_generate_refuses_what_it_cannot_answer(folder, tmp_path):
 def test_half_a_character_is_no_prompt(folder, tmp_path):
     file = tmp_path / "half.jsonl"
     file.write_text('{"prompt": "a"}\n{"prompt": "b\\ud83d"}\n', encoding="utf-8")
-    assert "prompt 2: holds '\\ud83d', half a character, at position 2" in run(
-        "generate", folder, "--file", file, status=2
-    )
+    said = run("generate", folder, "--file", file, status=2)
+    assert "half.jsonl, line 2: prompt holds half of a surrogate pair, which is no character" in said
+    assert "prompt 1: holds '\\udcff', half a character" in run("generate", folder, "a\udcff", status=2)
     assert "the system message: holds" in run("generate", folder, "a", "--system", "\udcff", status=2)
 
 
