@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .prepare import Prepared
     from .run_folder import RunFolder
     from .schema import Recipe
-    from .tokenize_sft import TokenizationReport
+    from .tokens.report import TokenizationReport
 
 
 def quiet_imports() -> None:

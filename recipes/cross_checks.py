@@ -8,10 +8,10 @@ from .adapters.checks import across_adapter, across_quantization
 from .adapters.saved import SOFT_PROMPTS
 from .checks_preference import across_preference
 from .checks_rewards import across_rewards
+from .data.builtin import BUILT_IN
+from .data.formats import FORMATS
 from .introspection import class_fields
-from .row_formats import FORMATS
 from .schema import KINDS, SECTIONS
-from .sources import BUILT_IN
 from .yaml_tree import Path, show
 
 Fault = tuple[Path, str]

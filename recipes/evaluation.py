@@ -44,7 +44,7 @@ def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: in
     """
     import torch
 
-    from .padding import pad_rows
+    from .tokens.padding import pad_rows
 
     rows = sorted((dict(row) for row in dataset), key=lambda row: len(row["input_ids"]))
     total, count = 0.0, 0
@@ -69,7 +69,7 @@ def greedy_answers(
     """Greedy answers to prompts, all as token ids; each answer ends with its stop token, if it has one."""
     import torch
 
-    from .tokenize_sft import stop_ids
+    from .tokens.supervised import stop_ids
 
     stops = set(stop_ids(tokenizer))
     found: list[list[int]] = []
@@ -96,7 +96,7 @@ def sample_answers(
     """Greedy answers to `count` prompts spread evenly over the held-out rows."""
     import torch
 
-    from .tokenize_sft import stop_ids
+    from .tokens.supervised import stop_ids
 
     samples = []
     with evaluating(model), torch.no_grad():

@@ -116,8 +116,8 @@ def read_prompts(file: Path) -> list[Prompt]:
     Raises:
         UserError: a file that cannot be read, or holds no prompt.
     """
-    from .data_files import BadRow, place, read_rows
-    from .row_formats import Unusable, prompt_of
+    from .data.files import BadRow, place, read_rows
+    from .data.formats import Unusable, prompt_of
 
     if not file.is_file():
         raise UserError(f"{file}: no such file")

@@ -14,10 +14,10 @@ from .adapters.saved import KINDS
 from .errors import UserError
 from .evaluation import virtual_tokens
 from .models import adapter_folder, auto_class_of, holds_tokenizer, load_pretrained, load_tokenizer_from, resolve_path
-from .padding import pad_rows
 from .run_folder import RECIPE
 from .soft_prompts import positions_taken
-from .tokenize_sft import stop_ids
+from .tokens.padding import pad_rows
+from .tokens.supervised import stop_ids
 
 DECODER, ENCODER_DECODER = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
 # End of an architecture's name -> what such a model is, and what runs it.

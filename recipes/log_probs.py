@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .evaluation import evaluating
-from .padding import pad_rows
+from .tokens.padding import pad_rows
 
 if TYPE_CHECKING:
     import torch

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .byte_tokenizer import BYTES, byte_tokenizer
 from .errors import UserError
 from .loading import load_preset
+from .tokens.byte_tokenizer import BYTES, byte_tokenizer
 
 if TYPE_CHECKING:
     from ..modeling import AnyformerConfig, AnyformerPreTrainedModel

@@ -203,7 +203,7 @@ def _answer(
 
 
 def _model_figures(contender: _Contender, prepared: "Prepared") -> dict[str, Any]:
-    from .tokenize_sft import stop_ids
+    from .tokens.supervised import stop_ids
 
     stops, count = set(stop_ids(prepared.tokenizer)), len(contender.answers)
     return {

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from ..modeling import AnyformerConfig
     from .adapters import AdapterPlan
-    from .tokenize_sft import TokenizationReport
+    from .tokens.report import TokenizationReport
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .data import Splits
     from .objectives.base import Objective
     from .plan import Plan
-    from .tokenize_sft import TokenizedData
+    from .tokens.report import TokenizedData
 
 
 @dataclass

@@ -373,7 +373,7 @@ class RewardModel:
         return scores
 
     def _encoded(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[list[int]]:
-        from .tokenize_sft import tokenize_rows
+        from .tokens.supervised import tokenize_rows
 
         rows = []
         for prompt, text in zip(prompts, completions, strict=True):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
     from ..schema import Recipe
-    from ..tokenize_sft import TokenizationReport, TokenizedData
+    from ..tokens.report import TokenizationReport, TokenizedData
 
 Row = dict[str, Any]
 
@@ -114,7 +114,7 @@ class Objective:
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         """Some rows as text, what is trained on between ⟦ and ⟧."""
-        from ..tokenize_sft import decode_preview
+        from ..tokens.report import decode_preview
 
         return decode_preview(prepared, self.tokenizer, n=count)
 
@@ -149,7 +149,7 @@ class Objective:
 
     def finish(self, model: Any) -> None:
         """Last changes before the model is saved: a model that generates stops where its training data do."""
-        from ..tokenize_sft import stop_ids
+        from ..tokens.supervised import stop_ids
 
         if self.head in ("causal_lm", "seq2seq_lm"):
             stops = stop_ids(self.tokenizer)
@@ -163,7 +163,7 @@ class Objective:
             UserError: it is not what was meant to be saved.
         """
         from ..flight_checks import check_stops
-        from ..tokenize_sft import stop_ids
+        from ..tokens.supervised import stop_ids
 
         if self.head in ("causal_lm", "seq2seq_lm"):
             check_stops(model, stop_ids(self.tokenizer))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..data import Splits
     from ..evaluation import Sample
-    from ..tokenize_sft import TokenizedData
+    from ..tokens.report import TokenizedData
 
 Label = str | int | float | list[str]
 
@@ -54,7 +54,7 @@ class TextClassification(Labelled):
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
         from datasets import Dataset
 
-        from ..tokenize_sft import TokenizationReport, TokenizedData
+        from ..tokens.report import TokenizationReport, TokenizedData
 
         limit = self.max_length
         report = TokenizationReport(rows=len(rows))

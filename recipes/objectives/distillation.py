@@ -16,7 +16,7 @@ from .trainers import built
 if TYPE_CHECKING:
     import torch
 
-    from ..tokenize_sft import TokenizedData
+    from ..tokens.report import TokenizedData
 
 
 class Distillation(SupervisedTuning):
@@ -112,7 +112,7 @@ class Distillation(SupervisedTuning):
         import torch
 
         from ..evaluation import HeldOut, evaluating
-        from ..padding import pad_rows
+        from ..tokens.padding import pad_rows
 
         size, beta = self.recipe.eval.batch_size, self.arguments.beta
         data = sorted((dict(row) for row in prepared.dataset), key=lambda row: len(row["input_ids"]))
@@ -164,7 +164,7 @@ class _Collator:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         import torch
 
-        from ..padding import pad_rows
+        from ..tokens.padding import pad_rows
 
         prompts = [row["input_ids"][: _last_answer(row["labels"])] for row in rows]
         width = max(map(len, prompts))

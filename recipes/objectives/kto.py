@@ -9,7 +9,7 @@ from .preference import ReferencedTuning
 
 if TYPE_CHECKING:
     from ..log_probs import LogProbs
-    from ..tokenize_sft import TokenizedData
+    from ..tokens.report import TokenizedData
 
 
 class KahnemanTverskyTuning(ReferencedTuning):
@@ -23,7 +23,7 @@ class KahnemanTverskyTuning(ReferencedTuning):
         self.passes = 3 if self.arguments.loss_type == "kto" else 1
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        from ..tokenize_pairs import tokenize_labelled
+        from ..tokens.preferences import tokenize_labelled
 
         rows = unpaired(rows, seed=self.recipe.data.seed)
         truncation = self.recipe.data.truncation
@@ -33,7 +33,7 @@ class KahnemanTverskyTuning(ReferencedTuning):
         return data
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        from ..tokenize_pairs import marked
+        from ..tokens.preferences import marked
 
         rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
         return [

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..padding import by_length, pad_rows
+from ..tokens.padding import by_length, pad_rows
 from .base import Objective, Row
 from .trainers import check_best_metric, library_trainer
 

@@ -11,8 +11,8 @@ from .trainers import library_trainer
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
-    from ..masking import Masking
-    from ..tokenize_sft import TokenizedData
+    from ..tokens.masking import Masking
+    from ..tokens.report import TokenizedData
 
 # Tokens of a row that a preview shows: rows of plain text are as long as the model allows.
 _SHOWN = 64
@@ -30,7 +30,7 @@ class Pretraining(Objective):
     formats = ("text",)
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        from ..tokenize_lm import tokenize_documents
+        from ..tokens.plain_text import tokenize_documents
 
         return tokenize_documents(
             rows,
@@ -46,7 +46,7 @@ class Pretraining(Objective):
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Trainer
 
-        from ..padding import pad_rows
+        from ..tokens.padding import pad_rows
 
         trainer = library_trainer(
             Trainer,
@@ -102,7 +102,7 @@ class MaskedLanguageModel(Objective):
     @cached_property
     def masking(self) -> "Masking":
         """Of training: other tokens in each epoch."""
-        from ..masking import Masking
+        from ..tokens.masking import Masking
 
         arguments = self.arguments
         return Masking(
@@ -112,12 +112,12 @@ class MaskedLanguageModel(Objective):
     @cached_property
     def held_out_masking(self) -> "Masking":
         """Of held-out rows: chosen with them, so that runs with other seeds of training are measured alike."""
-        from ..masking import Masking
+        from ..tokens.masking import Masking
 
         return Masking(self.tokenizer, self.options, self.recipe.data.seed)
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        from ..tokenize_lm import tokenize_pieces
+        from ..tokens.plain_text import tokenize_pieces
 
         options = self.options
         return tokenize_pieces(
@@ -137,7 +137,7 @@ class MaskedLanguageModel(Objective):
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Trainer
 
-        from ..masking import count_epochs
+        from ..tokens.masking import count_epochs
 
         trainer = library_trainer(
             Trainer,
@@ -153,7 +153,7 @@ class MaskedLanguageModel(Objective):
         return trainer
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
-        from ..masking import masked_figures
+        from ..tokens.masking import masked_figures
 
         fixed = self.held_out_masking.fixed(prepared.dataset)
         figures = masked_figures(
@@ -167,7 +167,7 @@ class MaskedLanguageModel(Objective):
 
     def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
         """Held-out texts with hidden tokens, and what the model puts there."""
-        from ..masking import filled_masks
+        from ..tokens.masking import filled_masks
 
         options = self.recipe.eval
         count = min(options.samples, len(rows))
@@ -195,7 +195,7 @@ class MaskedAndNextSentence(MaskedLanguageModel):
             )
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        from ..tokenize_lm import tokenize_pairs
+        from ..tokens.plain_text import tokenize_pairs
 
         options = self.options
         return tokenize_pairs(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
     from ..rewards import Reward, RewardOfRows
-    from ..tokenize_sft import TokenizationReport, TokenizedData
+    from ..tokens.report import TokenizationReport, TokenizedData
 
 
 class PolicyOptimisation(Objective):
@@ -91,9 +91,9 @@ class PolicyOptimisation(Objective):
         """A data set with the prompts as they are and the numbers of their rows, which the rewards get."""
         from datasets import Dataset
 
-        from ..chat_template import ChatTemplate
         from ..rewards import ROW, column_problem
-        from ..tokenize_sft import TokenizationReport, TokenizedData
+        from ..tokens.chat_template import ChatTemplate
+        from ..tokens.report import TokenizationReport, TokenizedData
 
         self.add_columns(rows)
         for name in self.reward_names:
@@ -182,7 +182,7 @@ class PolicyOptimisation(Objective):
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         """Reward, tokens, and share that stops by itself, of greedy answers to the held-out prompts."""
         from ..rewards import ROW
-        from ..tokenize_sft import stop_ids
+        from ..tokens.supervised import stop_ids
 
         kept = [self.rows[number] for number in prepared.dataset[ROW]]
         ids = self.answers(model, kept)

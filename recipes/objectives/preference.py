@@ -12,7 +12,7 @@ from .trainers import built, train_routers
 if TYPE_CHECKING:
     from ..evaluation import Sample
     from ..log_probs import LogProbs
-    from ..tokenize_sft import TokenizedData
+    from ..tokens.report import TokenizedData
 
 # How far a policy may be from its reference before the first step: rounding only, since both run the same kernels.
 START_TOLERANCE = 1e-6
@@ -25,13 +25,13 @@ class PreferenceTuning(Objective):
     shown: tuple[str, ...] = ("loss", "accuracy", "margin")
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        from ..tokenize_pairs import tokenize_pairs
+        from ..tokens.preferences import tokenize_pairs
 
         truncation = self.recipe.data.truncation
         return tokenize_pairs(rows, self.tokenizer, max_length=self.max_length, truncation=truncation)
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        from ..tokenize_pairs import marked
+        from ..tokens.preferences import marked
 
         rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
         return [

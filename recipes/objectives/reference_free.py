@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..log_probs import LogProbs
-    from ..tokenize_sft import TokenizedData
+    from ..tokens.report import TokenizedData
 
 
 class _ReferenceFree(PreferenceTuning):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ..data import Splits
     from ..evaluation import Sample
-    from ..tokenize_sft import TokenizedData
+    from ..tokens.report import TokenizedData
 
 
 class RewardModelling(PreferenceTuning):
@@ -73,7 +73,7 @@ class RewardModelling(PreferenceTuning):
         import torch
 
         from ..evaluation import evaluating
-        from ..padding import pad_rows
+        from ..tokens.padding import pad_rows
 
         size, values = self.recipe.eval.batch_size, torch.zeros(len(sequences), dtype=torch.float64)
         order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))

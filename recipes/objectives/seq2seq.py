@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..errors import UserError
 from ..introspection import class_fields
 from ..label_metrics import accuracy, error_rate
-from ..padding import by_length, pad_rows
 from ..soft_prompts import positions_taken
-from ..tokenize_sft import IGNORE
+from ..tokens.padding import by_length, pad_rows
+from ..tokens.report import IGNORE
 from .base import Objective, Row, checked_length
 from .labelled import batches
 from .trainers import check_best_metric, check_smoothing, library_trainer
@@ -16,7 +16,7 @@ from .trainers import check_best_metric, check_smoothing, library_trainer
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
-    from ..tokenize_sft import TokenizationReport, TokenizedData
+    from ..tokens.report import TokenizationReport, TokenizedData
 
 
 class SequenceToSequence(Objective):
@@ -84,7 +84,7 @@ class SequenceToSequence(Objective):
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
         from datasets import Dataset
 
-        from ..tokenize_sft import TokenizationReport, TokenizedData
+        from ..tokens.report import TokenizationReport, TokenizedData
 
         report = TokenizationReport(rows=len(rows))
         sources: list[list[int]] = []
@@ -187,7 +187,7 @@ class SequenceToSequence(Objective):
         import torch
 
         from ..evaluation import evaluating
-        from ..tokenize_sft import stop_ids
+        from ..tokens.supervised import stop_ids
 
         found = [""] * len(rows)
         sources = [{"input_ids": row["input_ids"]} for row in rows]

@@ -9,7 +9,7 @@ from .trainers import built, check_smoothing, train_routers
 
 if TYPE_CHECKING:
     from ..data import Splits
-    from ..tokenize_sft import TokenizationReport, TokenizedData
+    from ..tokens.report import TokenizationReport, TokenizedData
 
 
 class SupervisedTuning(Objective):
@@ -21,7 +21,7 @@ class SupervisedTuning(Objective):
         check_smoothing(self.arguments, self.config)
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        from ..tokenize_sft import tokenize_rows
+        from ..tokens.supervised import tokenize_rows
 
         return tokenize_rows(
             rows,

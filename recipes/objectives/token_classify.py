@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..label_metrics import accuracy, macro_f1, marks_spans, span_f1
-from ..tokenize_sft import IGNORE
+from ..tokens.report import IGNORE
 from .base import Row
 from .labelled import Labelled, batches
 from .trainers import check_smoothing
@@ -13,7 +13,7 @@ from .trainers import check_smoothing
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
-    from ..tokenize_sft import TokenizedData
+    from ..tokens.report import TokenizedData
 
 
 class TokenClassification(Labelled):
@@ -42,7 +42,7 @@ class TokenClassification(Labelled):
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
         from datasets import Dataset
 
-        from ..tokenize_sft import TokenizationReport, TokenizedData
+        from ..tokens.report import TokenizationReport, TokenizedData
 
         limit = self.max_length
         report = TokenizationReport(rows=len(rows))

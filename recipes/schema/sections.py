@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
-from ..row_formats import FORMATS
+from ..data.formats import FORMATS
 from ..yaml_tree import kind_of
 from .fields import PathText, Section, refuse, wrong
 from .library import architecture_model

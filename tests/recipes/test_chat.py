@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from anyformer import AnyformerForCausalLM
 from anyformer.recipes.chat import chat
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.tokenize_sft import tokenize_rows
+from anyformer.recipes.tokens.supervised import tokenize_rows
 from anyformer.scripts.cli import app
 
 ANSWER = "one two"

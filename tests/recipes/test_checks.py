@@ -359,7 +359,7 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     from transformers.training_args import OptimizerNames, trainer_log_levels
 
     from anyformer.modeling.attention import ALL_ATTENTION_FUNCTIONS
-    from anyformer.recipes.row_formats import SHAPES
+    from anyformer.recipes.data.formats import SHAPES
 
     trainer = class_fields(*schema.OBJECTIVES["sft"].config)
     adapters = {kind: class_fields(*entry.config) for kind, entry in schema.ADAPTERS.items() if entry.config}

@@ -6,11 +6,11 @@ import transformers
 from labelled import SHAPES, built, first_batch, metrics_of, write_recipe
 from torch.nn import functional as F
 
-from anyformer.recipes.byte_tokenizer import byte_tokenizer
 from anyformer.recipes.conversion import export_checkpoint
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.prepare import prepare
 from anyformer.recipes.run import run_recipe
+from anyformer.recipes.tokens.byte_tokenizer import byte_tokenizer
 
 ANIMALS, FRUITS = ["cat", "dog", "cow", "hen"], ["fig", "kiwi", "plum", "pear"]
 ROWS = [

@@ -11,11 +11,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 from typer.testing import CliRunner
 
-from anyformer.recipes.byte_tokenizer import byte_tokenizer
 from anyformer.recipes.chat import chat
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.generation import generate
 from anyformer.recipes.run import run_recipe
+from anyformer.recipes.tokens.byte_tokenizer import byte_tokenizer
 from anyformer.scripts.cli import app
 
 PAIRS = {"uno": "one", "due": "two", "tre": "three"}

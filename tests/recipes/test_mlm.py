@@ -13,11 +13,11 @@ from tuning import assert_equal_weights
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
-from anyformer.recipes.masking import Masking, masked_figures, word_offsets
-from anyformer.recipes.padding import pad_rows
 from anyformer.recipes.prepare import prepare
 from anyformer.recipes.run import run_recipe
-from anyformer.recipes.tokenize_lm import tokenize_pairs, tokenize_pieces
+from anyformer.recipes.tokens.masking import Masking, masked_figures, word_offsets
+from anyformer.recipes.tokens.padding import pad_rows
+from anyformer.recipes.tokens.plain_text import tokenize_pairs, tokenize_pieces
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
@@ -215,7 +215,7 @@ def test_lengths_do_not_tell_whether_a_pair_belongs_together(tokenizer):
 
 
 def test_sentences_end_at_line_breaks_and_full_stops(tokenizer):
-    from anyformer.recipes.tokenize_lm import _spans
+    from anyformer.recipes.tokens.plain_text import _spans
 
     text = "  one two.  Three!\n\nfour 1.5 five？六。七\n"
     assert [text[a:b] for a, b in _spans(text)] == ["one two.", "Three!", "four 1.5 five？", "六。", "七"]

@@ -13,9 +13,9 @@ from anyformer.recipes.arguments import training_arguments
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.objectives.trainers import library_trainer
-from anyformer.recipes.padding import pad_rows
 from anyformer.recipes.run import run_recipe
-from anyformer.recipes.tokenize_lm import tokenize_documents
+from anyformer.recipes.tokens.padding import pad_rows
+from anyformer.recipes.tokens.plain_text import tokenize_documents
 
 EOS = 2
 ARGUMENTS = ("transformers.training_args", "TrainingArguments")

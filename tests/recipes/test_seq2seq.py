@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 from tuning import assert_equal_weights
 
-from anyformer.recipes.byte_tokenizer import byte_tokenizer
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.padding import pad_rows
 from anyformer.recipes.prepare import prepare
 from anyformer.recipes.run import run_recipe
+from anyformer.recipes.tokens.byte_tokenizer import byte_tokenizer
+from anyformer.recipes.tokens.padding import pad_rows
 
 EOS, BOS, PAD = 2, 1, 0
 

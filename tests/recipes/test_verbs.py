@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import anyformer
 from anyformer.recipes.loading import load_preset, load_recipe
 from anyformer.recipes.stages import load_pipeline
-from anyformer.recipes.tokenize_sft import stop_ids
+from anyformer.recipes.tokens.supervised import stop_ids
 from anyformer.scripts.cli import app
 
 

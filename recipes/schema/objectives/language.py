@@ -9,7 +9,7 @@ from .base import PLAIN_REFUSED, TRAINING_ARGUMENTS, ObjectiveSection
 
 
 class PretrainObjective(ObjectiveSection):
-    """`objective: {kind: pretrain}`: the next token of plain text; see `tokenize_lm.tokenize_documents`."""
+    """`objective: {kind: pretrain}`: the next token of plain text; see `plain_text.tokenize_documents`."""
 
     kind: Literal["pretrain"] = "pretrain"
     max_length: Annotated[int, Field(ge=2)] | None = None

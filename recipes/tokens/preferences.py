@@ -1,6 +1,6 @@
 """Tokens for preference tuning: a prompt with a chosen and a rejected answer, or with one answer and a label.
 
-The ids are those that supervised fine-tuning would train on (see `tokenize_sft`): rendered by the same chat template
+The ids are those that supervised fine-tuning would train on (see `supervised`): rendered by the same chat template
 or taken as raw text, with one beginning token, and the answer with its end-of-turn token.
 """
 
@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from .errors import UserError
-from .tokenize_sft import IGNORE, TokenizationReport, TokenizedData, stop_ids, tokenize_rows
+from ..errors import UserError
+from .report import IGNORE, TokenizationReport, TokenizedData
+from .supervised import stop_ids, tokenize_rows
 
 Row = dict[str, Any]
 Truncation = Literal["drop", "keep_start"]

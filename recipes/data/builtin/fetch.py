@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..errors import UserError
+from ...errors import UserError
 
 # Seconds that a client may take, and bytes that a member may have.
 TIME_LIMIT = 600

@@ -1,6 +1,6 @@
 """Training and held-out rows, from files or from a built-in data set.
 
-Every row comes out in the canonical form of its format, see `row_formats`. A row that cannot be used is an error with
+Every row comes out in the canonical form of its format, see `formats`. A row that cannot be used is an error with
 file, line and reason, or is counted and listed; a reason never quotes the row's content.
 """
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from .data_files import BadRow, Skipped, clip, find_files, place, read_rows
-from .errors import UserError
-from .row_formats import CHOSEN_HINT, SHAPES, Row, Shape, Unusable, hint
-from .sources import BUILT_IN, BuiltIn, Loaded, in_held_out_part
+from ..errors import UserError
+from .builtin import BUILT_IN, BuiltIn, Loaded, in_held_out_part
+from .files import BadRow, Skipped, clip, find_files, place, read_rows
+from .formats import CHOSEN_HINT, SHAPES, Row, Shape, Unusable, hint
 
 
 class DataSection(Protocol):
@@ -26,7 +26,7 @@ class DataSection(Protocol):
     @property
     def source(self) -> Any: ...  # a name in BUILT_IN, or a path, a glob, or a list of them
     @property
-    def format(self) -> str: ...  # auto, or one of row_formats.FORMATS
+    def format(self) -> str: ...  # auto, or one of formats.FORMATS
     @property
     def columns(self) -> dict[str, str]: ...  # our name -> the file's column
     @property
@@ -48,7 +48,7 @@ class DataReport:
     """What was read and what became of it.
 
     Attributes:
-        format: the format of the rows that come out, one of `row_formats.FORMATS`.
+        format: the format of the rows that come out, one of `formats.FORMATS`.
         recognised: what the rows were taken for, e.g. "Alpaca (instruction, input, output)".
         sources, eval_sources: the files read, in order, or the origin of a built-in data set.
         rows_read: rows found in all files, those skipped included.

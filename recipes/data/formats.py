@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from .data_files import clip, type_name
+from .files import clip, type_name
 
 FORMATS = (
     "text",

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from .errors import UserError
+from ..errors import UserError
 
 Span = tuple[int, int]
 

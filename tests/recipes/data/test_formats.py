@@ -7,8 +7,8 @@ import pytest
 from data_rows import CHAT, SECRET, SFT, pairs, rows_of, section, write_rows
 
 from anyformer.recipes.data import load_splits
+from anyformer.recipes.data.formats import FORMATS
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.row_formats import FORMATS
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import importlib.util
 import sysconfig
 from pathlib import Path
 
-from ..data_files import Skipped
-from ..errors import UserError
+from ...errors import UserError
+from ..files import Skipped
 from .base import Loaded
 from .docstrings import library_modules, library_unit
 

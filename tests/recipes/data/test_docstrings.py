@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
+from anyformer.recipes.data.builtin import docstrings
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.sources import docstrings
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,8 @@ def test_no_sources_is_a_clear_error(tmp_path):
 
 def test_data_modules_import_without_heavy_libraries():
     code = (
-        "import sys, anyformer.recipes.sources.docstrings, anyformer.recipes.data, anyformer.recipes.tokenize_sft\n"
+        "import sys, anyformer.recipes.data.builtin.docstrings, anyformer.recipes.data\n"
+        "import anyformer.recipes.tokens.supervised\n"
         "print([m for m in ('torch', 'transformers', 'datasets', 'pyarrow', 'numpy', 'trl') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

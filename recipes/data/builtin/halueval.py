@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..data_files import Skipped
+from ..files import Skipped
 from .base import Loaded, records
 from .fetch import fetch_pypi
 

@@ -5,8 +5,8 @@ from transformers import AutoTokenizer
 from tuning import PAIRS, chat_pair, message
 
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.tokenize_pairs import marked, tokenize_labelled, tokenize_pairs
-from anyformer.recipes.tokenize_sft import tokenize_rows
+from anyformer.recipes.tokens.preferences import marked, tokenize_labelled, tokenize_pairs
+from anyformer.recipes.tokens.supervised import tokenize_rows
 
 
 @pytest.fixture(scope="module")

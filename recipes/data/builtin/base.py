@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data_files import BadRow, Skipped, read_rows
+from ..files import BadRow, Skipped, read_rows
 
 
 @dataclass

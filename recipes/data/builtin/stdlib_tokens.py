@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from ..data_files import Skipped
-from ..errors import UserError
+from ...errors import UserError
+from ..files import Skipped
 from .base import Loaded
 from .docstrings import library_modules, library_unit
 

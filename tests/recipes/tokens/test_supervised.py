@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.tokenize_sft import decode_preview, stop_ids, tokenize_rows
+from anyformer.recipes.tokens.report import decode_preview
+from anyformer.recipes.tokens.supervised import stop_ids, tokenize_rows
 
 USER = {"role": "user", "content": "Is the fox quick?"}
 ANSWER = {"role": "assistant", "content": "The fox is quick."}

@@ -5,8 +5,8 @@ import random
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
-from anyformer.recipes.byte_tokenizer import SPECIAL, _symbols, byte_tokenizer
 from anyformer.recipes.models import read_tokenizer
+from anyformer.recipes.tokens.byte_tokenizer import SPECIAL, _symbols, byte_tokenizer
 
 
 def test_every_byte_is_a_token(tmp_path):

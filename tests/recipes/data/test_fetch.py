@@ -9,8 +9,8 @@ import zipfile
 
 import pytest
 
+from anyformer.recipes.data.builtin import fetch
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.sources import fetch
 
 DATA = b'{"text": "one"}\n'
 SHA256 = hashlib.sha256(DATA).hexdigest()

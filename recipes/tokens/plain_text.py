@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-from .errors import UserError
-from .tokenize_sft import IGNORE, TokenizationReport, TokenizedData
+from ..errors import UserError
+from .report import IGNORE, TokenizationReport, TokenizedData
 
 _BATCH = 512
 # Where one sentence ends and the next begins: at a line break, and behind a full stop or its like.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..data_files import Skipped
+from ..files import Skipped
 from .base import Loaded
 from .fetch import fetch_pypi
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .tokenize_sft import IGNORE
+from .report import IGNORE
 
 if TYPE_CHECKING:
     import torch

@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .padding import pad_rows
-from .tokenize_sft import IGNORE
+from .report import IGNORE
 
 if TYPE_CHECKING:
     import torch
 
-    from .evaluation import Sample
+    from ..evaluation import Sample
 
 # What a row keeps beside its tokens once it is masked.
 _KEPT = ("token_type_ids", "next_sentence_label")
 
 
 class Masking:
-    """Hides tokens of rows of `tokenize_lm.tokenize_pieces` or `tokenize_pairs`; a collator for the Trainer.
+    """Hides tokens of rows of `plain_text.tokenize_pieces` or `tokenize_pairs`; a collator for the Trainer.
 
     Rows that have labels are masked already and are only padded.
 
@@ -114,7 +114,7 @@ def masked_figures(model: Any, dataset: Any, *, pad_token_id: int, batch_size: i
     import torch
     from torch.nn.functional import cross_entropy
 
-    from .evaluation import evaluating
+    from ..evaluation import evaluating
 
     rows = sorted((dict(row) for row in dataset), key=lambda row: len(row["input_ids"]))
     loss, right, tokens, pair_loss, pair_right = 0.0, 0, 0, 0.0, 0
@@ -144,7 +144,7 @@ def filled_masks(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, 
     """What the model puts in the place of the hidden tokens among the first `length` of each masked row."""
     import torch
 
-    from .evaluation import Sample, evaluating
+    from ..evaluation import Sample, evaluating
 
     samples = []
     with evaluating(model), torch.no_grad():

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import UserError
+from ..errors import UserError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json.gz", ".json", ".csv", ".parquet", ".txt")
 _BOM = b"\xef\xbb\xbf"

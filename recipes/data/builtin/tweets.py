@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from ..data_files import Skipped
+from ..files import Skipped
 from .base import Loaded, records
 from .fetch import fetch_pypi
 

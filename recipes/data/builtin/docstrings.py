@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data_files import Skipped
-from ..errors import UserError
+from ...errors import UserError
+from ..files import Skipped
 from .base import Loaded, in_held_out_part
 
 INSTRUCTION = "Write a one-line docstring for this Python function."

@@ -15,9 +15,7 @@ import pytest
 from data_rows import pairs, section, write_rows
 
 from anyformer.recipes.data import load_splits
-from anyformer.recipes.errors import UserError
-from anyformer.recipes.row_formats import FORMATS, SHAPES
-from anyformer.recipes.sources import (
+from anyformer.recipes.data.builtin import (
     BUILT_IN,
     cmudict,
     fetch,
@@ -28,6 +26,8 @@ from anyformer.recipes.sources import (
     stdlib_tokens,
     tweets,
 )
+from anyformer.recipes.data.formats import FORMATS, SHAPES
+from anyformer.recipes.errors import UserError
 
 FORMATS_OF = ("preference", "prompt-completion", "prompt")  # of rows of pairs
 # Rows after what is left out; those of the standard library differ with the version of Python.

@@ -6,7 +6,7 @@ import pytest
 from data_rows import CHAT, SECRET, SFT, pairs, rows_of, section, write_rows
 
 from anyformer.recipes.data import load_splits, split_by_prompt
-from anyformer.recipes.data_files import Skipped
+from anyformer.recipes.data.files import Skipped
 from anyformer.recipes.errors import UserError
 
 
