@@ -66,7 +66,7 @@ def _reason(error: Exception, source: Source) -> str:
             f"is gated: ask for access on https://huggingface.co/datasets/{source.where}, and log in with "
             "`hf auth login` or HF_TOKEN"
         )
-    if any(isinstance(e, errors.OfflineModeIsEnabled) for e in chain) or "offline mode" in text.lower():
+    if any(isinstance(e, errors.OfflineModeIsEnabled) for e in chain) or "offlinemode" in text.lower():
         return "is not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
     revision = source.revision and "revision" in text.lower()
     if revision or any(isinstance(e, errors.RevisionNotFoundError) for e in chain):
@@ -77,12 +77,18 @@ def _reason(error: Exception, source: Source) -> str:
         error, exceptions.DatasetNotFoundError
     ):
         return "no such data set on the Hub, or one that is private: check the name, and log in with `hf auth login`"
-    if known := re.search(r"Unknown split .*?Should be one of \[(.*?)\]", text):
+    if known := re.search(r"(?:Unknown|Bad) split.*?(?:Should be one of|Available splits:) \[(.*?)\]", text):
         return f"has no split {source.split!r}; it has {known[1].replace(chr(39), '')}"
     if known := re.search(r"BuilderConfig .* not found\. Available: \[(.*?)\]", text):
         return f"has no configuration {source.config!r}; it has {known[1].replace(chr(39), '')}"
     if known := re.search(r"Config name is missing.*?available configs: \[(.*?)\]", text):
         return f"has several configurations: set config to one of {known[1].replace(chr(39), '')}"
+    if isinstance(error, exceptions.DatasetGenerationError):
+        # What Arrow says may quote a row.
+        return (
+            f"is not one table: its files hold several kinds of columns or values ({type(chain[-1]).__name__}). "
+            "Download them and give their path: files are read row by row"
+        )
     if any(isinstance(e, ConnectionError | TimeoutError) or type(e).__module__.startswith("httpx") for e in chain):
         return f"the Hub cannot be reached ({type(error).__name__}): check the network"
     return f"cannot be read: {type(error).__name__}: {text[:300]}"

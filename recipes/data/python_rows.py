@@ -87,4 +87,5 @@ def _plain(value: Any, name: str) -> Any:
         return [_plain(item, name) for item in value]
     if isinstance(value, dict):
         return {_key(key): _plain(item, name) for key, item in value.items()}
-    raise _NotPlainError(f"{clip([name])} holds {type_name(value)}: give text, numbers, lists and dicts")
+    kind = type(value).__name__
+    raise _NotPlainError(f"{clip([name])} holds a value of type {kind}: give text, numbers, lists and dicts")

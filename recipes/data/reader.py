@@ -245,7 +245,10 @@ class Reader:
                     report.skipped += 1
                     self.report.skip(Skipped(part.name, line, str(fault)))
                     continue
-                faults.add(part.name, line, str(fault))
+                # `datasets` turns what looks like a date in JSON or CSV into a timestamp.
+                turned = source.kind == "hub" and "a timestamp" in str(fault)
+                remedy = " (if it is text on the Hub: download the file and give its path)" if turned else ""
+                faults.add(part.name, line, f"{fault}{remedy}")
                 until = until or number + _LOOKED_AT
             else:
                 if len(self.ignored) < _IGNORED:

@@ -233,6 +233,14 @@ COMBINATIONS = [
     ),
     (data_section("{source: 'hub:a/b/c'}"), "data.source: names the Hub, but 'a/b/c' is no data set's id"),
     (data_section("{source: [{path: x, columns: {promt: q}}]}"), "data.source.0.columns: maps 'promt', which is no"),
+    (
+        data_section("{source: [{path: x, weight: 2}, y]}") + "objective: {kind: dpo}",
+        "data.source.0.weight: dpo takes each row once an epoch; weights are for sft, seq2seq",
+    ),
+    (
+        data_section("{source: x, streaming: true}") + "objective: {kind: classify}",
+        "data.streaming: classify needs all rows at once, as to count labels or make pairs; streaming is for sft and",
+    ),
     (data_section("{source: x, epoch_rows: 5}"), "data.epoch_rows: is for sources with weights"),
     (
         data_section("{source: x, eval_source: {path: y, weight: 2}}"),
