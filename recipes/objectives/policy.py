@@ -134,8 +134,8 @@ class PolicyOptimisation(Objective):
         rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
         return [f"{render_prompt(row['prompt'], self.tokenizer)}⟦…⟧" for row in rows]
 
-    def sequences(self, report: "TokenizationReport") -> int:
-        return report.rows_kept * self.arguments.num_generations
+    def sequences(self, prepared: "TokenizedData") -> int:
+        return prepared.report.rows_kept * self.arguments.num_generations
 
     def answers(self, model: Any, rows: Sequence[Row]) -> list[list[int]]:
         """Greedy answers as token ids, each up to its stop token."""
@@ -270,8 +270,8 @@ class ProximalPolicy(PolicyOptimisation):
         ids = [encode_prompt(prompt, self.tokenizer) for prompt in prepared.dataset["prompt"]]
         return prepared._replace(dataset=prepared.dataset.add_column("prompt_ids", ids))
 
-    def sequences(self, report: "TokenizationReport") -> int:
-        return report.rows_kept
+    def sequences(self, prepared: "TokenizedData") -> int:
+        return prepared.report.rows_kept
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import set_seed
