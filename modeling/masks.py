@@ -263,10 +263,10 @@ def positions_behind_prefix(position_ids: torch.Tensor, documents: torch.Tensor,
     past = cache.get_seq_length()
     position_ids = position_ids.expand_as(documents)
     starts = nn.functional.pad(documents.diff(dim=-1) != 0, (1, 0), value=True)
-    if not is_tracing(starts) and bool((position_ids[starts] != past).any()):
+    if not past or bool((position_ids[starts] != past).any()):
         raise ValueError(
-            f"Packed documents follow {past} cached tokens, which they can only share: let the positions of each start "
-            f"at {past}, or drop the cache"
+            "Packed documents (position_ids that start again) cannot follow a cache, but for a prefix that they share: "
+            f"let the positions of each start behind its {past} tokens, or drop the cache"
         )
     prefix = torch.arange(past, device=position_ids.device).expand(position_ids.shape[0], -1)
     return torch.cat([prefix, position_ids], dim=-1)

@@ -334,8 +334,8 @@ class AnyformerStack(AnyformerPreTrainedModel):
         if packed is not None and is_flash_attention_requested(self.config):
             if behind is not None or encoder_hidden_states is not None:
                 raise ValueError(
-                    "Flash attention reads packed documents one after another, without a prefix and without an encoder: "
-                    "use attn_implementation='sdpa'"
+                    "Flash attention reads packed documents one after another, without a prefix or an encoder: use "
+                    "attn_implementation='sdpa'"
                 )
             kwargs = packed_lengths(packed, attention_mask) | kwargs
         # While tracing, `packed` may be one document: it says nothing about whether a cache is of use.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..evaluation import Sample
     from ..schema import Recipe
     from ..tokens.packing import TrainingRows
-    from ..tokens.report import TokenizedData
+    from ..tokens.report import TokenizedData, Tokenizing
 
 Row = dict[str, Any]
 
@@ -99,6 +99,10 @@ class Objective:
         Raises:
             UserError: rows that cannot be used, or none left.
         """
+        return self.tokenizing().run(rows, self.tokenizer)
+
+    def tokenizing(self) -> "Tokenizing":
+        """The function that makes tokens of rows, and all that its outcome depends on beside rows and tokenizer."""
         raise NotImplementedError
 
     def beside(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
     from ..rewards import Reward, RewardOfRows
-    from ..tokens.report import TokenizationReport, TokenizedData
+    from ..tokens.report import TokenizedData
 
 
 class PolicyOptimisation(Objective):

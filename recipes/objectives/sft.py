@@ -11,7 +11,7 @@ from .trainers import built, check_smoothing, train_routers
 if TYPE_CHECKING:
     from ..data import Splits
     from ..tokens.packing import TrainingRows
-    from ..tokens.report import TokenizedData
+    from ..tokens.report import TokenizedData, Tokenizing
 
 
 class SupervisedTuning(Objective):
@@ -22,16 +22,12 @@ class SupervisedTuning(Objective):
     def configure(self, splits: "Splits") -> None:
         check_smoothing(self.arguments, self.config)
 
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+    def tokenizing(self) -> "Tokenizing":
+        from ..tokens.report import Tokenizing
         from ..tokens.supervised import tokenize_rows
 
-        return tokenize_rows(
-            rows,
-            self.tokenizer,
-            max_length=self.max_length,
-            loss_on=self.options.loss_on,
-            truncation=self.recipe.data.truncation,
-        )
+        settings = {"max_length": self.max_length, "loss_on": self.options.loss_on}
+        return Tokenizing(tokenize_rows, settings | {"truncation": self.recipe.data.truncation})
 
     def training_rows(self, data: Any) -> "TrainingRows | None":
         from ..tokens.packing import TrainingRows
@@ -50,7 +46,7 @@ class SupervisedTuning(Objective):
         if packed is not None:
             # The trainer would lay all packed rows of a batch one after another, which attention pays for in squares.
             arguments = copy.copy(arguments)
-            arguments.packing = False
+            arguments.packing = arguments.remove_unused_columns = False
             options["data_collator"] = partial(
                 pad_rows, pad_token_id=self.tokenizer.pad_token_id, multiple=arguments.pad_to_multiple_of
             )

@@ -1,8 +1,8 @@
 """Rows that hold several documents each, so that little of a batch is padding.
 
 Documents stay whole and do not see each other: positions start again with each, and models keep apart what such
-positions mark. The first token of a document is predicted by nothing, so that the loss and its gradient are those of the
-same documents in rows of their own.
+positions mark. The first token of a document is predicted by nothing, so loss and gradients are those of the same
+documents in rows of their own.
 """
 
 from collections.abc import Callable, Sequence
