@@ -99,7 +99,10 @@ class Objective:
         Raises:
             UserError: rows that cannot be used, or none left.
         """
-        return self.tokenizing().run(rows, self.tokenizer)
+        from ..tokens.cache import tokens_of
+
+        data = self.recipe.data
+        return tokens_of(self.tokenizing(), rows, self.tokenizer, num_proc=data.num_proc, cache=data.cache)
 
     def tokenizing(self) -> "Tokenizing":
         """The function that makes tokens of rows, and all that its outcome depends on beside rows and tokenizer."""

@@ -88,7 +88,10 @@ class PolicyOptimisation(Objective):
         return room
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        """A data set with the prompts as they are and the numbers of their rows, which the rewards get."""
+        """A data set with the prompts as they are and the numbers of their rows, which the rewards get.
+
+        It is not cached: the trainer tokenises the prompts, and here their lengths alone are looked at.
+        """
         from datasets import Dataset
 
         from ..rewards import ROW, column_problem
