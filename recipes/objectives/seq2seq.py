@@ -84,14 +84,14 @@ class SequenceToSequence(Objective):
         return self.options.packing == "documents"
 
     def training_rows(self, data: Any) -> "TrainingRows | None":
-        from ..tokens.packing import TrainingRows, joiner_of_pairs
+        from ..tokens.packing import TrainingRows, joiner_of_pairs, row_lengths
 
         if not self.packs:
             return None
         # A pair takes of both limits; what it takes more of is what counts.
         lengths = [
-            max(-(-len(ids) * _WHOLE // limit) for ids, limit in zip(pair, self.limits, strict=True))
-            for pair in zip(data["input_ids"], data["labels"], strict=True)
+            max(-(-length * _WHOLE // limit) for length, limit in zip(pair, self.limits, strict=True))
+            for pair in zip(*(row_lengths(data, name) for name in ("input_ids", "labels")), strict=True)
         ]
         start = self.config.decoder_start_token_id
         assert start is not None  # set in `configure`

@@ -30,11 +30,11 @@ class SupervisedTuning(Objective):
         return Tokenizing(tokenize_rows, settings | {"truncation": self.recipe.data.truncation})
 
     def training_rows(self, data: Any) -> "TrainingRows | None":
-        from ..tokens.packing import TrainingRows
+        from ..tokens.packing import TrainingRows, row_lengths
 
         if not self.arguments.packing:
             return None
-        return TrainingRows(data, lengths=[len(ids) for ids in data["input_ids"]], capacity=self.max_length)
+        return TrainingRows(data, lengths=row_lengths(data, "input_ids"), capacity=self.max_length)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from trl import SFTTrainer

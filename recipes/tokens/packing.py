@@ -124,6 +124,16 @@ class TrainingRows(Dataset):
         return self.join(rows) if self.capacity is not None else rows[0]
 
 
+def row_lengths(dataset: Any, column: str) -> list[int]:
+    """How long the list of each row is, without reading the lists."""
+    import pyarrow.compute as pc
+
+    found: list[int] = []
+    for batch in dataset.with_format("arrow").iter(batch_size=10_000):
+        found += pc.list_value_length(batch[column]).to_pylist()
+    return found
+
+
 def joined(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Documents one after another: `input_ids`, `labels` and `position_ids`, which start again with each."""
     row: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
