@@ -26,7 +26,6 @@ def write(tmp_path):
 
 def _table(rows):
     import pyarrow as pa
-
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
