@@ -70,6 +70,14 @@ class Splits:
     code: tuple[str, ...] = ()
 
     @property
+    def train_by_source(self) -> "Sequence[list[Row] | RowStream]":
+        """The training rows of each source by themselves."""
+        if isinstance(self.train, RowStream):
+            return self.train.parts()
+        rows = iter(self.train)
+        return [list(islice(rows, part.rows_train)) for part in self.report.by_source]
+
+    @property
     def digest(self) -> str:
         """Of all rows, in their order, and of the code that made them."""
         digest = hashlib.blake2b(digest_size=16)

@@ -126,14 +126,12 @@ class Objective:
             return self.prepare(rows)
         from ..tokens.report import mixed
 
-        names = [source.name for source in splits.report.by_source]
-        parts, start = [], 0
-        for name, size in zip(names, splits.mixture.sizes, strict=True):
+        parts = []
+        for source, rows in zip(splits.report.by_source, splits.train_by_source, strict=True):
             try:
-                parts.append(self.prepare(rows[start : start + size]))
+                parts.append(self.prepare(rows))
             except UserError as error:
-                raise UserError(f"data.source {name}: {error}") from error
-            start += size
+                raise UserError(f"data.source {source.name}: {error}") from error
         self.mixture = splits.mixture.resized([len(part.dataset) for part in parts])
         return mixed(parts, self.mixture.sizes, self.mixture.rows_per_epoch)
 

@@ -96,3 +96,16 @@ def test_conversations_of_two_forms_train_together(recipe, tmp_path):
     assert prepared.held_out.report.rows_kept == 4  # two of each source
     samples = prepared.objective.preview(prepared.train, 20)
     assert "⟦one two" in samples[0] and "⟦three" in samples[-1]
+
+
+def test_a_stream_of_sources_with_weights_trains(recipe, rows, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text(
+        "\n".join(json.dumps({"prompt": f"tally {i}", "completion": "five six"}) for i in range(60)), encoding="utf-8"
+    )
+    sources = f"data.source=[{{path: {rows}, weight: 3}}, {{path: {other}, weight: 1}}]"
+    read = recipe(sources, "data.streaming=true", "train.max_steps=4")
+    prepared = prepare(read)
+    assert prepared.train.report.rows == len(prepared.splits.train)
+    metrics = json.loads((run_recipe(read) / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics["after"]["loss"] < metrics["before"]["loss"]
