@@ -249,7 +249,9 @@ def check_held_out(pipeline: Pipeline, prepared: Mapping[str, Prepared]) -> list
     """
     from .data import prompt_key
 
-    warnings, known = [], [stage for stage in pipeline.stages if stage.name in prepared]
+    # Documents in token shards are no prompts, and too many to be read for this.
+    listed = {name for name, stage in prepared.items() if isinstance(stage.splits.train, list)}
+    warnings, known = [], [stage for stage in pipeline.stages if stage.name in listed]
     for index, later in enumerate(known):
         held = {prompt_key(row) for row in prepared[later.name].splits.eval}
         for earlier in known[:index]:

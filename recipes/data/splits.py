@@ -99,6 +99,10 @@ def load_splits(section: DataSection, accepts: Sequence[str] | None = None) -> S
     Raises:
         UserError: a file, row or setting that cannot be used, or nothing left on one side.
     """
+    from ..shards.splits import load_token_splits, names_shards
+
+    if names_shards(section):
+        return load_token_splits(section, accepts)
     if not 0 <= section.eval_fraction < 1:
         raise UserError(f"data.eval_fraction must be at least 0 and below 1, found {section.eval_fraction}.")
     report = DataReport()
