@@ -102,7 +102,4 @@ class Corpus:
         if self.column not in raw:
             raise Unusable(f"has no column {self.column!r} (--column): found {clip(raw)}")
         text = _TEXT.convert({"text": raw[self.column]})["text"]
-        try:
-            return Document(text, len(text.encode("utf-8")))
-        except UnicodeEncodeError:  # JSON can escape one half of a surrogate pair
-            raise Unusable("the text holds half of a surrogate pair, which is no character") from None
+        return Document(text, len(text.encode("utf-8")))

@@ -98,7 +98,7 @@ def read_index(folder: Path) -> Index:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"{folder}: no folder of token shards: it has no {INDEX}. `anyformer tokenize` writes one"
+            f"{folder}: is no folder of token shards: it has no {INDEX}. `anyformer tokenize` writes one"
         ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -60,9 +60,7 @@ def special_tokens(given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     tokens = [*named.values(), *others]
     for token in tokens:
         if not token.strip():
-            raise UserError(
-                f"--special: {given}: a token is empty: write one of {', '.join(NAMED)}, NAME=TOKEN or a token"
-            )
+            raise UserError(f"--special: a token is empty: write one of {', '.join(NAMED)}, NAME=TOKEN or a token")
         if tokens.count(token) > 1:
             raise UserError(f"--special: {token!r} is named twice: every special token needs a text of its own")
     # In the order of the table, whatever the order on the command line.
