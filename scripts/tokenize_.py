@@ -23,7 +23,9 @@ def command(
         Literal["error", "skip"], typer.Option(help="What becomes of rows that cannot be used.")
     ] = "error",
     shard_tokens: Annotated[int, typer.Option(min=1, help="About the size of a shard.")] = 2**27,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; default: one a core. 1: threads of this one.")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare what is in the folder with its checksums.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder of token shards.")] = False,
     trust_remote_code: Annotated[

@@ -60,11 +60,12 @@ class Pretraining(Objective):
         return super().preview(prepared._replace(dataset=_beginnings(prepared.dataset, count)), count)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
+        from transformers import Trainer
+
         from ..tokens.padding import pad_rows
-        from .order import OrderedTrainer
 
         trainer = library_trainer(
-            OrderedTrainer,
+            Trainer,
             model,
             self.arguments,
             adapter=adapter,

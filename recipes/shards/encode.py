@@ -93,7 +93,7 @@ def encode(documents: "Iterable[Document]", encoder: Encoder, workers: int) -> I
     """All documents in their order, batch by batch.
 
     Args:
-        workers: processes; with 1 everything is done in this one.
+        workers: processes; with 1 everything is done in this one, by the library's threads.
 
     Raises:
         UserError: a worker died, as it does where memory runs out.
