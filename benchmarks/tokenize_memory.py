@@ -3,10 +3,10 @@
     python benchmarks/tokenize_memory.py --megabytes 1024
 
 The corpus is cut out of Python's own library, other pieces each time, into a temporary JSONL file; the tokenizer is a
-byte-level BPE of 16,384 tokens that is trained on the library first. Each side tokenises the whole corpus in a process of its
-own: in one thread, with the threads of the library `tokenizers`, and in worker processes, which is the default. Memory
-is how far the run lifts the process's resident memory over where it was after its imports, and beside it the largest
-worker's. The shards of all sides must be the same.
+byte-level BPE of 16,384 tokens that is trained on the library first. Each side tokenises the whole corpus in a process
+of its own: in one thread, with the threads of the library `tokenizers`, and in worker processes, which is the default.
+Memory is how far the run lifts the process's resident memory over where it was after its imports, and beside it the
+largest worker's. The shards of all sides must be the same.
 """
 
 import argparse
@@ -66,6 +66,14 @@ def measure(folder: Path, side: str) -> None:
     print(json.dumps(found | {"digest": done.index.digest}))
 
 
+def described(side: str, found: dict[str, float]) -> str:
+    seconds = found["seconds"]
+    speed = f"{found['bytes'] / seconds / 1e6:.2f} MB and {found['tokens'] / seconds:,.0f} tokens a second"
+    beside = f" and {found['workers']} workers of {found['worker']:.0f} MB" if found["workers"] > 1 else ""
+    memory = f"{found['peak']:.0f} MB over {found['before']:.0f}{beside}"
+    return f"{side:10} {seconds:.0f} s, {found['busy']:.0f} s of the processors; {speed}; {memory}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=1024)
@@ -90,13 +98,7 @@ def main() -> None:
             done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
             found = json.loads(done.stdout.splitlines()[-1])
             digests.add(found["digest"])
-            beside = f" and {found['workers']} workers of {found['worker']:.0f} MB" if found["workers"] > 1 else ""
-            print(
-                f"{side:10} {found['seconds']:.0f} s, {found['busy']:.0f} s of the processors; "
-                f"{found['bytes'] / found['seconds'] / 1e6:.2f} MB and {found['tokens'] / found['seconds']:,.0f} tokens a "
-                f"second; {found['peak']:.0f} MB over {found['before']:.0f}{beside}",
-                flush=True,
-            )
+            print(described(side, found), flush=True)
     assert len(digests) == 1, "the sides wrote different shards"
 
 
