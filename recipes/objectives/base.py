@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
     from ..schema import Recipe
-    from ..tokens.report import TokenizationReport, TokenizedData
+    from ..tokens.report import TokenizationReport, TokenizedData, Tokenizing
 
 Row = dict[str, Any]
 
@@ -98,6 +98,10 @@ class Objective:
         Raises:
             UserError: rows that cannot be used, or none left.
         """
+        return self.tokenizing().run(rows, self.tokenizer)
+
+    def tokenizing(self) -> "Tokenizing":
+        """The function that makes tokens of rows, and all that its outcome depends on beside rows and tokenizer."""
         raise NotImplementedError
 
     def beside(self) -> dict[str, int]:

@@ -9,14 +9,14 @@ from ..label_metrics import accuracy, error_rate
 from ..soft_prompts import positions_taken
 from ..tokens.padding import by_length, pad_rows
 from ..tokens.report import IGNORE
+from ..tokens.sequences import asked_text, encode_sources, target_text, tokenize_sequences
 from .base import Objective, Row, checked_length
-from .labelled import batches
 from .trainers import check_best_metric, check_smoothing, library_trainer
 
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
-    from ..tokens.report import TokenizationReport, TokenizedData
+    from ..tokens.report import TokenizedData, Tokenizing
 
 
 class SequenceToSequence(Objective):
@@ -59,73 +59,12 @@ class SequenceToSequence(Objective):
         source, target = self.limits
         return source if positions_taken(self.recipe.adapter.kind, 1, reads_apart=True)[0] else target
 
-    def encode(self, rows: Sequence[Row], **options: Any) -> list[list[int]]:
-        """The tokens of each row's source; `options` are the tokenizer's, for cutting."""
-        return self.tokenizer([row["source"] for row in rows], **options)["input_ids"]
+    def tokenizing(self) -> "Tokenizing":
+        from ..tokens.report import Tokenizing
 
-    def target(self, row: Row) -> str:
-        """The text that the decoder has to write."""
-        return row["target"]
-
-    def asked(self, row: Row) -> str:
-        """The source as a person reads it."""
-        return row["source"]
-
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Labels: what the tokenizer makes of a target, without the start token that the model puts there itself, and
-        with the end token."""
-        start, end = self.config.decoder_start_token_id, self.tokenizer.eos_token_id
-        found = []
-        for ids in self.tokenizer(text_target=list(texts))["input_ids"]:
-            body = ids[1:] if ids[:1] == [start] and start != end else ids
-            found.append(body if body[-1:] == [end] else [*body, end])
-        return found
-
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        from datasets import Dataset
-
-        from ..tokens.report import TokenizationReport, TokenizedData
-
-        report = TokenizationReport(rows=len(rows))
-        sources: list[list[int]] = []
-        targets: list[list[int]] = []
-        for batch in batches(rows):
-            encoded = self.encode(batch), self.encode_targets([self.target(row) for row in batch])
-            for row, source, target in zip(batch, *encoded, strict=True):
-                kept = self._fitted(row, source, target, report)
-                if kept is not None:
-                    sources.append(kept[0])
-                    targets.append(kept[1])
-        report.rows_kept = len(sources)
-        report.supervised_tokens = sum(map(len, targets))
-        report.tokens = sum(map(len, sources)) + report.supervised_tokens
-        if not sources:
-            causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
-            raise UserError(f"None of the {len(rows)} rows is left to train on: {causes or 'there are none'}")
-        return TokenizedData(Dataset.from_dict({"input_ids": sources, "labels": targets}), report)
-
-    def _fitted(
-        self, row: Row, source: list[int], target: list[int], report: "TokenizationReport"
-    ) -> tuple[list[int], list[int]] | None:
-        """A row within the limits, counted in the report; None: it is left out."""
-        limits = self.limits
-        report.longest = max(report.longest, len(source), len(target))
-        cause = self.unusable(row) or ("" if source else "without a token in the source")
-        long = [len(ids) > limit for ids, limit in zip((source, target), limits, strict=True)]
-        if not cause and any(long) and self.recipe.data.truncation == "drop":
-            cause = f"longer than {self.limit_names[long.index(True)]} ({limits[long.index(True)]})"
-        if cause:
-            report.dropped[cause] = report.dropped.get(cause, 0) + 1
-            return None
-        if long[0]:  # the tokenizer cuts, so that what it writes at the end stays there
-            source = self.encode([row], truncation=True, max_length=limits[0])[0]
-        report.truncated += any(long)
-        report.stopped += not long[1]
-        return source, target[: limits[1]]  # a cut target does not end, and is not taught to
-
-    def unusable(self, row: Row) -> str:
-        """Why a row is left out whatever its length, or nothing."""
-        return ""
+        settings: dict[str, Any] = {"limits": list(self.limits), "limit_names": list(self.limit_names)}
+        settings |= {"start_token_id": self.config.decoder_start_token_id}
+        return Tokenizing(tokenize_sequences, settings | {"truncation": self.recipe.data.truncation})
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
@@ -219,9 +158,12 @@ class SequenceToSequence(Objective):
         chosen = spread(rows, options.samples)
         if not chosen:
             return []
-        encoded = [{"input_ids": ids} for ids in self.encode(chosen, truncation=True, max_length=self.limits[0])]
+        encoded = [
+            {"input_ids": ids}
+            for ids in encode_sources(chosen, self.tokenizer, truncation=True, max_length=self.limits[0])
+        ]
         answers = self.answers(model, encoded, min(options.max_new_tokens, self.limits[1]))
-        return [Sample(self.asked(row), self.target(row), a) for row, a in zip(chosen, answers, strict=True)]
+        return [Sample(asked_text(row), target_text(row), a) for row, a in zip(chosen, answers, strict=True)]
 
     def finish(self, model: Any) -> None:
         super().finish(model)
@@ -257,47 +199,6 @@ class SupervisedSequences(SequenceToSequence):
         if "max_length" in self.recipe.train:
             return source, target
         return min(source, self.arguments.max_length), min(target, self.arguments.max_length)
-
-    def encode(self, rows: Sequence[Row], **options: Any) -> list[list[int]]:
-        texts = [self._source(row) for row in rows]
-        # A chat template has written the special tokens already.
-        written = bool(_turns(rows[0])) and bool(self.tokenizer.chat_template)
-        return self.tokenizer(texts, add_special_tokens=not written, **options)["input_ids"]
-
-    def _source(self, row: Row) -> str:
-        turns = _turns(row)
-        if not turns:
-            return row["prompt"]
-        before = [{name: value for name, value in turn.items() if name != "train"} for turn in turns[:-1]]
-        if before and self.tokenizer.chat_template:
-            return self.tokenizer.apply_chat_template(before, tokenize=False, add_generation_prompt=True)
-        if len(before) > 1:
-            raise UserError(
-                "data: the rows are conversations of several turns, but the tokenizer has no chat template: use one "
-                "that has, or give prompt and completion as plain text"
-            )
-        return before[0]["content"] if before else ""
-
-    def unusable(self, row: Row) -> str:
-        turns = _turns(row)
-        if turns and turns[-1].get("train") is False:
-            return "whose last answer is not trained on"
-        return "without a message before the answer" if len(turns) == 1 else ""
-
-    def target(self, row: Row) -> str:
-        turns = _turns(row)
-        return turns[-1]["content"] if turns else row["completion"]
-
-    def asked(self, row: Row) -> str:
-        turns = _turns(row)
-        return turns[-2:][0]["content"] if turns else row["prompt"]
-
-
-def _turns(row: Row) -> list[dict[str, Any]]:
-    """The messages of a row, the answer last; none where it is plain text."""
-    if "messages" in row:
-        return row["messages"]
-    return [*row["prompt"], *row["completion"]] if isinstance(row["prompt"], list) else []
 
 
 def _figures(references: Sequence[str], answers: Sequence[str]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from .trainers import built, check_smoothing, train_routers
 
 if TYPE_CHECKING:
     from ..data import Splits
-    from ..tokens.report import TokenizationReport, TokenizedData
+    from ..tokens.report import TokenizationReport, TokenizedData, Tokenizing
 
 
 class SupervisedTuning(Objective):
@@ -20,16 +20,12 @@ class SupervisedTuning(Objective):
     def configure(self, splits: "Splits") -> None:
         check_smoothing(self.arguments, self.config)
 
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+    def tokenizing(self) -> "Tokenizing":
+        from ..tokens.report import Tokenizing
         from ..tokens.supervised import tokenize_rows
 
-        return tokenize_rows(
-            rows,
-            self.tokenizer,
-            max_length=self.max_length,
-            loss_on=self.options.loss_on,
-            truncation=self.recipe.data.truncation,
-        )
+        settings = {"max_length": self.max_length, "loss_on": self.options.loss_on}
+        return Tokenizing(tokenize_rows, settings | {"truncation": self.recipe.data.truncation})
 
     def sequences(self, report: "TokenizationReport") -> int:
         # Packed rows are about full; the best-fit packing of the trainer decides the exact number.

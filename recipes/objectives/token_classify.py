@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..label_metrics import accuracy, macro_f1, marks_spans, span_f1
+from ..tokens.labelled import beginnings, encode_words, tokenize_words
 from ..tokens.report import IGNORE
 from .base import Row
-from .labelled import Labelled, batches
+from .labelled import Labelled
 from .trainers import check_smoothing
 
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
-    from ..tokens.report import TokenizedData
+    from ..tokens.report import TokenizedData, Tokenizing
 
 
 class TokenClassification(Labelled):
@@ -39,52 +40,11 @@ class TokenClassification(Labelled):
         self.shown = (*first, "loss", "majority_share")
         self.check_best_metric()
 
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        from datasets import Dataset
+    def tokenizing(self) -> "Tokenizing":
+        from ..tokens.report import Tokenizing
 
-        from ..tokens.report import TokenizationReport, TokenizedData
-
-        limit = self.max_length
-        report = TokenizationReport(rows=len(rows))
-        ids: list[list[int]] = []
-        labels: list[list[int]] = []
-        beyond = silent = 0
-        for batch in batches(rows):
-            encoded = self._encode([row["tokens"] for row in batch])
-            for index, row in enumerate(batch):
-                words = encoded.word_ids(index)
-                report.longest = max(report.longest, len(words))
-                kept, place = encoded, index
-                silent += len(row["tokens"]) - len(set(words) - {None})
-                if len(words) > limit:
-                    kept, place = self._encode([row["tokens"]], truncation=True, max_length=limit), 0
-                    beyond += len(set(words) - set(kept.word_ids(0)) - {None})
-                    report.truncated += 1
-                targets = self._targets(kept.word_ids(place), row["tags"])
-                if all(target == IGNORE for target in targets):
-                    report.dropped["without a token"] = report.dropped.get("without a token", 0) + 1
-                    continue
-                ids.append(kept["input_ids"][place])
-                labels.append(targets)
-        report.rows_kept = report.stopped = len(ids)
-        report.tokens = sum(map(len, ids))
-        report.supervised_tokens = sum(target != IGNORE for row in labels for target in row)
-        if not ids:
-            raise UserError(f"None of the {len(rows)} rows is left: none of them has a token")
-        for count, why in ((beyond, f"lie beyond {limit} tokens"), (silent, "have no token")):
-            if count:
-                report.warnings.append(f"{count:,} words {why}: they are neither trained on nor measured")
-        return TokenizedData(Dataset.from_dict({"input_ids": ids, "labels": labels}), report)
-
-    def _encode(self, words: list[list[str]], **options: Any) -> Any:
-        return self.tokenizer(words, is_split_into_words=True, **options)
-
-    def _targets(self, words: Sequence[int | None], tags: Sequence[str | int]) -> list[int]:
-        """For each token the class of the word that it begins; -100 for the others."""
-        targets = [IGNORE] * len(words)
-        for place, word in _beginnings(words):
-            targets[place] = self.numbers[self.name_of(tags[word])]
-        return targets
+        settings = {"max_length": self.max_length, "names": self.names, "numbered": self.options.labels}
+        return Tokenizing(tokenize_words, settings)
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
@@ -134,8 +94,8 @@ class TokenClassification(Labelled):
 
         found = []
         for row in spread(rows, self.recipe.eval.samples):
-            encoded = self._encode([row["tokens"]], truncation=True, max_length=self.max_length)
-            begins = _beginnings(encoded.word_ids(0))
+            encoded = encode_words([row["tokens"]], self.tokenizer, truncation=True, max_length=self.max_length)
+            begins = beginnings(encoded.word_ids(0))
             if not begins:
                 continue
             logits, _ = self.logits_of(model, [{"input_ids": encoded["input_ids"][0]}])
@@ -145,9 +105,3 @@ class TokenClassification(Labelled):
             answer = " ".join(f"{word}/{self.names[best[place]]}" for word, _, place in words)
             found.append(Sample(" ".join(row["tokens"]), reference, answer))
         return found
-
-
-def _beginnings(words: Sequence[int | None]) -> list[tuple[int, int]]:
-    """(place, word) of the first token of each word, from the number of the word that each token belongs to."""
-    before = (None, *words[:-1])
-    return [(i, word) for i, word in enumerate(words) if word is not None and word != before[i]]

@@ -1,5 +1,6 @@
 """What tokenisation gives: a data set of tokens and labels, and what became of the rows."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -45,6 +46,24 @@ class TokenizedData(NamedTuple):
 
     dataset: Any
     report: TokenizationReport
+
+
+class Tokenizing(NamedTuple):
+    """How rows become tokens: `function(rows, tokenizer, **settings)`, which depends on nothing else.
+
+    Attributes:
+        function: of a module, such as `supervised.tokenize_rows`.
+        settings: its keyword arguments, of values that JSON has.
+    """
+
+    function: Callable[..., TokenizedData]
+    settings: dict[str, Any]
+
+    def run(self, rows: Iterable[dict[str, Any]], tokenizer: Any) -> TokenizedData:
+        """Raises:
+        UserError: rows that cannot be used, or none left.
+        """
+        return self.function(rows, tokenizer, **self.settings)
 
 
 def decode_preview(
