@@ -1,9 +1,25 @@
 """`anyformer tokenize`: texts become token shards for pretraining."""
 
+import sys
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+
+class _Progress:
+    """A line on the terminal that is written anew, at most once a second."""
+
+    def __init__(self) -> None:
+        self.started = self.shown = time.monotonic()
+
+    def __call__(self, documents: int, tokens: int) -> None:
+        now = time.monotonic()
+        if now - self.shown >= 1:
+            self.shown = now
+            rate = tokens / (now - self.started)
+            typer.echo(f"\r{documents:,} documents, {tokens:,} tokens, {rate:,.0f} a second ", err=True, nl=False)
 
 
 def command(
@@ -55,6 +71,7 @@ def command(
         shard_tokens=shard_tokens,
         workers=workers,
         overwrite=overwrite,
+        progress=_Progress() if sys.stderr.isatty() else None,
     )
     for line in lines:
         typer.echo(line)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ def write_shards(
     shard_tokens: int = SHARD_TOKENS,
     workers: int | None = None,
     overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
     """Tokenise the documents of some sources into a new folder.
 
@@ -58,6 +59,7 @@ def write_shards(
         shard_tokens: about the size of a shard.
         workers: processes; all cores by default.
         overwrite: replace a folder of token shards.
+        progress: is told documents and tokens after each batch.
 
     Raises:
         UserError: a source or row that cannot be used, no document at all, or a target that exists.
@@ -76,6 +78,8 @@ def write_shards(
         for encoded in encode(corpus, encoder, workers or cores()):
             writer.add(encoded.tokens, encoded.lengths)
             empty, text_bytes = empty + encoded.empty, text_bytes + encoded.size
+            if progress is not None:
+                progress(writer.documents, writer.tokens)
         shards, digest = writer.finish()
         tokenizer.save_pretrained(folder / TOKENIZER)
         index = Index(

@@ -6,6 +6,7 @@ batch and for the one that takes their tokens over into Python.
 """
 
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -139,6 +140,7 @@ def _begin(encoder: Encoder) -> None:
     global _encoder
     _encoder = encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process is the unit of parallel work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all at once; the parent ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

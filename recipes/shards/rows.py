@@ -155,6 +155,11 @@ def _packed(documents: "TokenDocuments", size: int, truncation: str, report: Tok
 def _single(documents: "TokenDocuments", size: int, truncation: str, report: TokenizationReport) -> Packed:
     import numpy as np
 
+    if truncation not in ("drop", "keep_start"):
+        raise UserError(
+            f"data.truncation: {truncation} is not possible for token shards: set drop or keep_start, or "
+            "objective.packing: documents, which cuts longer ones into parts"
+        )
     starts, lengths = documents.bounds()
     report.longest = int(lengths.max(initial=0))
     long = lengths > size

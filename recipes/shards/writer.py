@@ -15,6 +15,10 @@ class ShardWriter:
 
     A shard ends before the document that would take it beyond `shard_tokens`; a longer document has one to itself.
     Memory does not grow with what is written.
+
+    Attributes:
+        shards: that are whole.
+        tokens, documents: added so far.
     """
 
     def __init__(self, folder: Path, dtype: str, shard_tokens: int) -> None:
@@ -79,6 +83,7 @@ class ShardWriter:
         assert tokens.nbytes == len(tokens) * DTYPES[self.dtype]
         self._shard_tokens += len(tokens)
         self._shard_documents += len(offsets)
+        self.tokens, self.documents = self.tokens + len(tokens), self.documents + len(offsets)
 
     def _close(self) -> None:
         assert self._files is not None
@@ -87,5 +92,4 @@ class ShardWriter:
         tokens_file, documents_file = (Path(file.name).name for file in self._files)
         sums = [digest.hexdigest() for digest in self._digests]
         self.shards.append(Shard(tokens_file, documents_file, self._shard_tokens, self._shard_documents, *sums))
-        self.tokens, self.documents = self.tokens + self._shard_tokens, self.documents + self._shard_documents
         self._files = None

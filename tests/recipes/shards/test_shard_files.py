@@ -389,3 +389,11 @@ def test_a_killed_run_leaves_no_half_folder_and_no_process(tmp_path, shards_of, 
     finally:
         run.kill()
         run.wait()
+
+
+def test_progress_is_told_batch_by_batch(shards_of, monkeypatch, tokenizer):
+    monkeypatch.setattr(encode, "BATCH_DOCUMENTS", 15)
+    told = []
+    shards = shards_of(TEXTS, progress=lambda documents, tokens: told.append((documents, tokens)))
+    lengths = np.cumsum([len(ids) for ids in expected_documents(tokenizer, TEXTS)])
+    assert told == [(n, int(lengths[n - 1])) for n in (15, 30, 44)] and told[-1][1] == len(shards)

@@ -78,6 +78,11 @@ def test_nothing_left_names_count_cause_and_setting(shards):
         first.prepared(max_length=2, packing="none", truncation="drop")
 
 
+def test_a_truncation_that_shards_do_not_know_is_refused(shards):
+    with pytest.raises(UserError, match=r"data\.truncation: keep_middle is not possible for token shards"):
+        everything(shards).prepared(max_length=64, packing="none", truncation="keep_middle")
+
+
 def test_rows_are_read_when_they_are_asked_for(shards, monkeypatch):
     reads = []
     read = type(shards).read
