@@ -20,17 +20,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from anyformer.recipes.data.documents import Corpus
-from anyformer.recipes.models import read_tokenizer
-from anyformer.recipes.shards.build import cores, write_shards
-from anyformer.recipes.tokens.trained_tokenizer import write_tokenizer
-
+# What is imported here the workers import too: they run this file's top. So the heavier imports stand in the functions.
 SIDES = {"one thread": "1", "threads": "1", "processes": ""}
 VOCABULARY = 16384
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def write_corpus(path: Path, size: int) -> int:
     """Documents of 1 to 16 thousand characters, `size` bytes of text in all; returns their number."""
+    from anyformer.recipes.data.documents import Corpus
+
     texts = [document.text for document in Corpus(["stdlib-text"])]
     rng, written, count = random.Random(0), 0, 0
     with path.open("w", encoding="utf-8") as file:
@@ -52,11 +51,14 @@ def resident(name: str) -> float:
 
 def measure(folder: Path, side: str) -> None:
     """One side in this process, which does nothing else; prints a line of JSON."""
+    from anyformer.recipes.models import read_tokenizer
+    from anyformer.recipes.shards.build import write_shards
+
     tokenizer = read_tokenizer(str(folder / "tokenizer"))
     tokenizer.backend_tokenizer.to_str()
     before = resident("VmRSS")
     started = time.monotonic()
-    workers = int(SIDES[side] or cores())
+    workers = int(SIDES[side] or CORES)
     done = write_shards([str(folder / "corpus.jsonl")], folder / "out", tokenizer, workers=workers, overwrite=True)
     seconds = time.monotonic() - started
     worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
@@ -83,6 +85,8 @@ def main() -> None:
     if options.measure:
         measure(Path(options.measure[0]), options.measure[1])
         return
+    from anyformer.recipes.tokens.trained_tokenizer import write_tokenizer
+
     digests = set()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -90,7 +94,8 @@ def main() -> None:
             print(line)
         count = write_corpus(folder / "corpus.jsonl", options.megabytes * 1_000_000)
         print(
-            f"{options.megabytes} MB in {count:,} documents; {cores()} cores, load {os.getloadavg()[0]:.1f}", flush=True
+            f"{options.megabytes} MB in {count:,} documents; {CORES} cores, load {os.getloadavg()[0]:.1f}",
+            flush=True,
         )
         for side in options.sides:
             command = [sys.executable, __file__, "--measure", name, side]

@@ -1,6 +1,5 @@
 """`anyformer tokenize`: texts to a folder of token shards."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from ..atomic import leftovers, new_folder
 from ..data.documents import Corpus
 from ..errors import UserError
+from ..tokens.parallel import usable_cores
 from .encode import Encoder, encode
 from .format import INDEX, TOKENIZER, Index, fingerprint, is_token_folder, vocabulary_size
 from .reader import TokenShards
@@ -75,7 +75,7 @@ def write_shards(
     with new_folder(target, overwrite=overwrite, replaceable=is_token_folder) as folder:
         writer = ShardWriter(folder, dtype, shard_tokens)
         empty = text_bytes = 0
-        for encoded in encode(corpus, encoder, workers or cores()):
+        for encoded in encode(corpus, encoder, workers or usable_cores()):
             writer.add(encoded.tokens, encoded.lengths)
             empty, text_bytes = empty + encoded.empty, text_bytes + encoded.size
             if progress is not None:
@@ -96,11 +96,6 @@ def write_shards(
         )
         index.write(folder)
     return Summary(index, text_bytes, time.monotonic() - started, len(corpus.skipped))
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def tokenize_sources(
