@@ -10,6 +10,7 @@ largest worker's. The shards of all sides must be the same.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -43,10 +45,19 @@ def write_corpus(path: Path, size: int) -> int:
     return count
 
 
-def resident(name: str) -> float:
-    """MB of this process's resident memory: now ("VmRSS") or at most so far ("VmHWM")."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024 / 1e6
+def resident(name: str, process: str = "self") -> float:
+    """MB of a process's resident memory: now ("VmRSS") or at most so far ("VmHWM")."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0) * 1024 / 1e6
+
+
+def watch_children(found: list[float]) -> None:
+    """Note the most that each child has had; what the system reports at its end counts its parent's memory, too."""
+    while True:
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [resident("VmHWM", child) for child in (task / "children").read_text().split()]
+        time.sleep(0.5)
 
 
 def measure(folder: Path, side: str) -> None:
@@ -56,14 +67,19 @@ def measure(folder: Path, side: str) -> None:
 
     tokenizer = read_tokenizer(str(folder / "tokenizer"))
     tokenizer.backend_tokenizer.to_str()
-    before = resident("VmRSS")
+    before, watched = resident("VmRSS"), list[float]()
+    threading.Thread(target=watch_children, args=(watched,), daemon=True).start()
     started = time.monotonic()
     workers = int(SIDES[side] or CORES)
     done = write_shards([str(folder / "corpus.jsonl")], folder / "out", tokenizer, workers=workers, overwrite=True)
     seconds = time.monotonic() - started
-    worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
     busy = sum(resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    found = {"before": before, "peak": resident("VmHWM") - before, "worker": worker, "workers": workers}
+    found = {
+        "before": before,
+        "peak": resident("VmHWM") - before,
+        "worker": max(watched, default=0.0),
+        "workers": workers,
+    }
     found |= {"seconds": seconds, "busy": busy, "bytes": done.text_bytes, "tokens": done.index.tokens}
     print(json.dumps(found | {"digest": done.index.digest}))
 

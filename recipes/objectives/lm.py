@@ -74,6 +74,7 @@ class Pretraining(Objective):
             self.arguments,
             adapter=adapter,
             train_dataset=train,
+            rows=self.training_rows(train),
             eval_dataset=held_out,
             data_collator=partial(pad_rows, pad_token_id=self.tokenizer.pad_token_id),
             processing_class=self.tokenizer,

@@ -33,6 +33,8 @@ def load_token_splits(section: DataSection, accepts: Sequence[str] | None = None
         )
     if section.format not in ("auto", FORMAT):
         raise UserError(f"data.format: {section.source} is {FORMAT}, not {section.format}: remove the key")
+    if section.streaming:
+        raise UserError("data.streaming: token shards are read from disk in any case: remove the key")
     if section.columns:
         raise UserError("data.columns: token shards have no columns to rename: remove the key")
     shards = _opened(section.source, "data.source")
@@ -62,11 +64,19 @@ def load_token_splits(section: DataSection, accepts: Sequence[str] | None = None
 
 
 def _names(source: Any) -> list[Any]:
-    return source if isinstance(source, list) else [source]
+    """The sources; of one with nothing but a path, the path."""
+    sources = source if isinstance(source, list) else [source]
+    return [item.get("path") if isinstance(item, dict) else item for item in sources]
 
 
 def _opened(source: Any, setting: str) -> TokenShards:
     names = _names(source)
+    settings = sorted({key for item in source if isinstance(source, list) and isinstance(item, dict) for key in item})
+    settings = sorted(source) if isinstance(source, dict) else settings
+    if extra := [key for key in settings if key != "path"]:
+        raise UserError(
+            f"{setting}: a folder of token shards has no {', '.join(extra)}: remove what stands beside path"
+        )
     if len(names) > 1:
         raise UserError(
             f"{setting}: a folder of token shards cannot stand in a list with others: tokenise all sources into one "

@@ -78,8 +78,8 @@ class TrainingRows(Dataset):
 
     Args:
         dataset: rows of `input_ids`, `labels` and other columns.
-        drawn: the rows of an epoch by its number, of which each has `drawn(0)`'s number; default: all, in order.
-        epochs: how many there will be.
+        drawn: the rows of an epoch, by its number; default: all, in order.
+        epochs: how many epochs there will be, by the number of rows of the first.
         lengths: of each row of `dataset`, in the measure of `capacity`.
         capacity: of a row with several documents; None: each row stays by itself.
         join: one row out of several; default `joined`.
@@ -93,16 +93,16 @@ class TrainingRows(Dataset):
         dataset: Any,
         *,
         drawn: Callable[[int], Sequence[int]] | None = None,
-        epochs: int = 1,
+        epochs: Callable[[int], int] = lambda rows: 1,
         lengths: Sequence[int] = (),
         capacity: int | None = None,
         join: "Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None" = None,
     ) -> None:
         self.dataset, self.drawn, self.join = dataset, drawn, join or joined
         self.lengths, self.capacity = lengths, capacity
-        self.count = 0
-        # Without a draw all epochs are alike.
-        self.count = max(len(self._packed(epoch)) for epoch in range(max(epochs, 1) if drawn else 1))
+        first = len(self._packed(0))
+        later = range(1, epochs(first)) if drawn else ()  # without a draw all epochs are alike
+        self.count = max([first, *(len(self._packed(epoch)) for epoch in later)])
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -122,6 +122,16 @@ class TrainingRows(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         rows = [self.dataset[row] for row in self.packs[index]]
         return self.join(rows) if self.capacity is not None else rows[0]
+
+
+def row_lengths(dataset: Any, column: str) -> list[int]:
+    """How long the list of each row is, without reading the lists."""
+    import pyarrow.compute as pc
+
+    found: list[int] = []
+    for batch in dataset.with_format("arrow").iter(batch_size=10_000):
+        found += pc.list_value_length(batch[column]).to_pylist()
+    return found
 
 
 def joined(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -179,6 +179,8 @@ def test_held_out_documents_may_lie_in_a_folder_of_their_own(shards, shards_of):
         ({"format": "text"}, r"data\.format: .*shards is tokens, not text: remove the key"),
         ({"columns": {"text": "body"}}, r"data\.columns: token shards have no columns"),
         ({"source": ["SHARDS", "OTHER"]}, "cannot stand in a list with others: tokenise all sources into one folder"),
+        ({"source": {"path": "SHARDS", "weight": 2}}, r"data\.source: a folder of token shards has no weight"),
+        ({"streaming": True}, r"data\.streaming: token shards are read from disk in any case"),
         ({"eval_source": "SHARDS"}, r"data\.eval_source: .*shards is named in data\.source too"),
         ({"eval_source": "OTHER"}, r"data\.eval_source: .*other was made with another tokenizer \(fingerprint"),
         ({"eval_source": "TEXTS"}, r"data\.eval_source: .*texts\.jsonl is no folder of token shards"),
@@ -192,6 +194,9 @@ def test_what_does_not_go_together_is_refused(shards, shards_of, texts_of, token
     names = {"SHARDS": str(shards.folder), "OTHER": str(other.folder), "TEXTS": str(texts_of(["a", "b"]))}
     fields = {key: names.get(value, value) if isinstance(value, str) else value for key, value in fields.items()}
     fields = {k: [names[n] for n in v] if isinstance(v, list) else v for k, v in fields.items()}
+    fields = {
+        k: v | {"path": names[v["path"]]} if isinstance(v, dict) and "path" in v else v for k, v in fields.items()
+    }
     with pytest.raises(UserError, match=said):
         load_splits(section(**{"source": str(shards.folder)} | fields))
 
