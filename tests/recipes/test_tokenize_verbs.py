@@ -108,7 +108,7 @@ def test_verification_by_itself(tmp_path, source):
         (("tokenizer", "nothing.jsonl", "OUT"), "SOURCE: no file matches 'nothing.jsonl'"),
         (
             ("tokenizer", "stdlib-txt", "OUT"),
-            r"no file matches 'stdlib-txt'\..* Built-in data sets of texts: stdlib-text",
+            r"no file matches 'stdlib-txt'.* Built-in data sets of texts: stdlib-text",
         ),
         (("tokenizer", "SOURCE", "OUT", "--special", "eos="), "--special: a token is empty"),
         (("tokenize", "SOURCE", "--verify", "--workers", "0"), "Invalid value for '--workers'"),
