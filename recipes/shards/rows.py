@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import UserError
+from ..tokens.best_fit import best_fit, parts
 from ..tokens.report import IGNORE, TokenizationReport, TokenizedData
-from .packing import best_fit, parts
 
 if TYPE_CHECKING:
     import numpy as np

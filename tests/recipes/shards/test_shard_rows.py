@@ -14,8 +14,8 @@ from trl import pack_dataset
 from anyformer.recipes.data import load_splits
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.schema.sections import DataSection
-from anyformer.recipes.shards.packing import best_fit
 from anyformer.recipes.shards.selection import TokenDocuments, everything, hold_out
+from anyformer.recipes.tokens.best_fit import best_fit
 from anyformer.recipes.tokens.byte_tokenizer import byte_tokenizer
 from anyformer.recipes.tokens.plain_text import tokenize_documents
 

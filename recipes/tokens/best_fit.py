@@ -1,4 +1,4 @@
-"""Best-fit packing of a great many documents by their lengths alone."""
+"""Best-fit packing by lengths alone, of a few rows or a great many documents."""
 
 from bisect import bisect_left, insort
 from collections import deque
