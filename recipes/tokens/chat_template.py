@@ -1,11 +1,44 @@
-"""Where the answers of a conversation stand in the text that a chat template makes of it."""
+"""Where the turns of a conversation stand in the text that a chat template makes of it.
 
+A conversation is rendered a second time with placeholders for its texts; where they come out, the texts must stand, and
+everything around must be the same. A turn that the template lays out anew, as it does with tool calls and reasoning,
+lies between what stands before and behind it. What cannot be told for certain is refused.
+"""
+
+import json
 import re
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from ..errors import UserError
+from .alignment import Span, between, placed, stems_from
 
-Span = tuple[int, int]
+Message = dict[str, Any]
+Tools = list[dict[str, Any]] | None
+
+_PLACEHOLDER = "anyformerPLACEHOLDER"
+_MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# An id that templates take which want nine letters or digits.
+_CALL_ID = "anyformer"
+
+
+class _Failed(Exception):
+    """A template refuses a conversation, or breaks on it."""
+
+
+class _Call(NamedTuple):
+    """What a template writes around a tool call that is the whole of a turn, or follows its text.
+
+    Attributes:
+        lead: between the generation prompt and the first text of the message.
+        tail: behind the call's arguments, the end token included.
+        end: that token.
+    """
+
+    lead: str
+    tail: str
+    end: str
 
 
 class ChatTemplate:
@@ -13,6 +46,7 @@ class ChatTemplate:
 
     Attributes:
         end_token: the added token that ends the last assistant turn, or None.
+        marked: it has `{% generation %}` markers.
         warnings: oddities of the template that matter in training.
     """
 
@@ -28,22 +62,79 @@ class ChatTemplate:
         tokens |= set(tokenizer.all_special_tokens)
         longest_first = sorted(filter(None, tokens), key=len, reverse=True)
         self._end = re.compile(rf"\s*({'|'.join(map(re.escape, longest_first))})") if tokens else None
+        self._last = re.compile(rf"({'|'.join(map(re.escape, longest_first))})\s*\Z") if tokens else None
+        self.marked = bool(_MARKERS.search(str(tokenizer.chat_template)))
+        # How tool calls are handed over: the text of a message without one, and whether arguments are JSON text.
+        self._empty: str | None = ""
+        self._arguments_as_text = False
         self._probe()
 
-    def render(self, messages: list[dict[str, str]], **options: Any) -> str:
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    # Rendering
+
+    def render(self, messages: Sequence[Message], tools: Tools = None, **options: Any) -> str:
+        """The text of a conversation, as `apply_chat_template` writes it.
+
+        Raises:
+            UserError: the template refuses it.
+        """
+        try:
+            return self._render(messages, tools, **options)
+        except _Failed as error:
+            raise UserError(f"The chat template refuses the conversation: {error}") from error
+
+    def _render(self, messages: Sequence[Message], tools: Tools = None, **options: Any) -> str:
+        return self._guarded(
+            lambda: self.tokenizer.apply_chat_template(
+                self._handed_over(messages), tools=tools, tokenize=False, **options
+            )
+        )
+
+    def _render_marked(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[Span]]:
+        """The text, and what the template's own markers hold of it."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        texts, marked = self._guarded(
+            lambda: render_jinja_template(
+                [self._handed_over(messages)],
+                tools=tools,
+                chat_template=self.tokenizer.get_chat_template(tools=tools),
+                return_assistant_tokens_mask=True,
+                **self.tokenizer.special_tokens_map,
+            )
+        )
+        return texts[0], [(start, end) for start, end in marked[0] if start < end]
+
+    @staticmethod
+    def _guarded(render: Callable[[], Any]) -> Any:
+        import jinja2
+
+        try:
+            return render()
+        # What a template does to a value it did not expect is Python's own error.
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise _Failed(str(error)) from error
+
+    def _handed_over(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages as the template wants them: without our own keys, and calls in the form that it can write."""
+        found = []
+        for message in messages:
+            given = {name: value for name, value in message.items() if name != "train"}
+            if given.get("tool_calls"):
+                given["content"] = given["content"] or self._empty
+                if self._arguments_as_text:
+                    given["tool_calls"] = [_with_text(call) for call in given["tool_calls"]]
+            found.append(given)
+        return found
+
+    # Made-up exchanges
 
     def _probe(self) -> None:
         """Learn from a made-up exchange what follows an answer and what stands before it."""
-        import jinja2
-
-        question = {"role": "user", "content": "Question"}
-        answer = {"role": "assistant", "content": _PLACEHOLDER}
+        question, answer = {"role": "user", "content": "Question"}, {"role": "assistant", "content": _PLACEHOLDER}
         try:
-            full = self.render([question, answer])
-            asked = self.render([question])
-            prompted = self.render([question], add_generation_prompt=True)
-        except jinja2.TemplateError as error:
+            full, asked = self._render([question, answer]), self._render([question])
+            prompted = self._render([question], add_generation_prompt=True)
+        except _Failed as error:
             raise UserError(f"The chat template fails on a plain exchange: {error}") from error
         if full.count(_PLACEHOLDER) != 1:
             raise UserError("The chat template does not write an assistant message's text exactly once.")
@@ -54,9 +145,9 @@ class ChatTemplate:
         # model's to write. A template without a generation prompt leaves only blank space to the model.
         self._lead = ""
         if full.startswith(prompted) and len(prompted) <= start:
-            between = full[len(prompted) : start]
-            self._lead = between if prompted != asked or not between.strip() else ""
-            if between.strip() and prompted == asked:
+            between_them = full[len(prompted) : start]
+            self._lead = between_them if prompted != asked or not between_them.strip() else ""
+            if between_them.strip() and prompted == asked:
                 self.warnings.append(
                     "the chat template ignores add_generation_prompt: generation would start before the "
                     "assistant's header, which is not trained on"
@@ -75,86 +166,386 @@ class ChatTemplate:
                 "message: the model would never learn to stop. Let it write eos_token there, or add "
                 "the token that it writes to the vocabulary."
             )
+        if self.marked:
+            text, blocks = self._render_marked(
+                [{"role": "user", "content": "Question"}, {"role": "assistant", "content": _PLACEHOLDER}], None
+            )
+            if not any(text[start:end].rstrip().endswith(self.end_token) for start, end in blocks):
+                raise UserError(
+                    f"The chat template's {{% generation %}} markers leave out {self.end_token}, which ends an "
+                    "assistant's turn: the model would never learn to stop. Move {% endgeneration %} behind it."
+                )
 
-    def locate(self, messages: list[dict[str, str]], turns: list[int], row: int) -> tuple[str, list[Span]]:
+    @cached_property
+    def call_end(self) -> str | None:
+        """The token that ends a turn that calls a tool; None where the template writes no calls."""
+        found = [form.end for form in self._call_forms.values() if form]
+        return found[0] if found else None
+
+    @cached_property
+    def _call_forms(self) -> dict[bool, _Call | None]:
+        """What is written around a call of a message without and with text, and how calls are handed over."""
+        for self._empty, self._arguments_as_text in ((_e, _t) for _t in (False, True) for _e in ("", None)):
+            alone = self._probe_call("")
+            if alone is not None:
+                return {False: alone, True: self._probe_call(f"{_PLACEHOLDER}0cx")}
+        self._empty, self._arguments_as_text = "", False
+        return {False: None, True: None}
+
+    def _probe_call(self, content: str) -> _Call | None:
+        names = _Names("0", _PLACEHOLDER)
+        question = {"role": "user", "content": "Question"}
+        call = {"role": "assistant", "content": content, "tool_calls": [names.masked({"id": _CALL_ID}, 0)]}
+        try:
+            full, prompted = self._render([question, call]), self._render([question], add_generation_prompt=True)
+        except _Failed:
+            return None
+        # Python's own way of writing an object is no JSON: such a template wants its arguments as text.
+        if not names.all_in(full, 1) or f"'{names.key(0)}'" in full or (content and content not in full):
+            return None
+        marks = list(re.finditer(rf"{_PLACEHOLDER}\w+?x", full))
+        last = self._last.search(full) if self._last else None
+        if last is None or last.start(1) < marks[-1].end():
+            return None
+        lead = full[len(prompted) : marks[0].start()] if full.startswith(prompted) else ""
+        return _Call(lead, full[marks[-1].end() : last.end(1)], last.group(1))
+
+    # Turns in a conversation
+
+    def locate(
+        self, messages: Sequence[Message], turns: list[int], row: int, tools: Tools = None
+    ) -> tuple[str, list[Span]]:
         """Render a conversation and find some of its messages.
 
         Args:
             turns: indices of the messages, in order.
             row: number of the row, for messages.
+            tools: the tools that the row offers.
 
         Returns:
-            The text and the (start, end) of each of these messages in it, end-of-turn token included.
-        """
-        import jinja2
+            The text and the (start, end) of each of these messages in it, end-of-turn token included. Of a template
+            with `{% generation %}` markers the spans of assistant turns are what these hold.
 
+        Raises:
+            UserError: the template refuses the conversation or leaves a part of it out, or the places are not certain.
+        """
         try:
-            full = self.render(messages)
-            if not turns:
-                return full, []
-            spans = self._by_placeholders(messages, turns, full)
-            if spans is None and all(messages[turn]["role"] == "assistant" for turn in turns):
-                spans = self._by_prefixes(messages, turns, full)
-        except jinja2.TemplateError as error:
+            for _ in range(3):  # a template may write the time: then rendering once more settles it
+                conversation = _Conversation(self, list(messages), tools)
+                conversation.check_all_is_written()
+                spans = conversation.spans(turns)
+                if spans is not None or conversation.full == self._render(messages, tools):
+                    break
+        except _Failed as error:
             raise UserError(f"Row {row}: the chat template refuses the conversation: {error}") from error
+        except _LeftOut as error:
+            raise UserError(f"Row {row}: the chat template {error}") from error
         if spans is None:
             raise UserError(
                 f"Row {row}: cannot tell for certain where the {len(turns)} supervised turns stand in what "
                 "the chat template writes. Set objective.loss_on to all, or use a template that writes "
                 "messages unchanged and ends every assistant turn with the same token."
             )
-        return full, spans
+        return conversation.full, spans
 
-    def _by_placeholders(self, messages: list[dict[str, str]], turns: list[int], full: str) -> list[Span] | None:
-        """Render once more with placeholders; what stands around them must make up the text again."""
-        names = {turn: f"{_PLACEHOLDER}{turn}x" for turn in turns}
-        masked = [{**message, "content": names[i]} if i in names else message for i, message in enumerate(messages)]
-        pieces = re.split(f"{_PLACEHOLDER}[0-9]+x", self.render(masked))
-        if len(pieces) != len(turns) + 1:
+
+class _LeftOut(Exception):
+    """What of a conversation a template does not write."""
+
+
+class _Conversation:
+    """One conversation under one template."""
+
+    def __init__(self, template: ChatTemplate, messages: list[Message], tools: Tools) -> None:
+        self.template, self.messages, self.tools = template, messages, tools
+        self.calling = [i for i, message in enumerate(messages) if message.get("tool_calls")]
+        if self.calling:
+            _ = template._call_forms  # settles how calls are handed over
+        self.marked: list[Span] = []
+        if template.marked:
+            self.full, self.marked = template._render_marked(messages, tools)
+        else:
+            self.full = template._render(messages, tools)
+        self.mark = _PLACEHOLDER
+        while self.mark in self.full:
+            self.mark += "Q"
+
+    def name(self, turn: int) -> str:
+        return f"{self.mark}{turn}cx"
+
+    @cached_property
+    def with_texts_masked(self) -> tuple[list[str], list[int]] | None:
+        """The pieces around the texts of all messages, and whose these are; None where the template refuses."""
+        return self._split([i for i, message in enumerate(self.messages) if message["content"].strip()])
+
+    @cached_property
+    def with_calls_masked(self) -> str:
+        """The conversation with names, arguments and the text of every message that calls masked."""
+        masked = list(self.messages)
+        for i in self.calling:
+            names, message = _Names(str(i), self.mark), self.messages[i]
+            calls = [names.masked(call, number) for number, call in enumerate(message["tool_calls"])]
+            text = self.name(i) if message["content"].strip() else message["content"]
+            masked[i] = message | {"content": text, "tool_calls": calls}
+        return self.template._render(masked, self.tools)
+
+    def _split(self, turns: Sequence[int]) -> tuple[list[str], list[int]] | None:
+        masked = list(self.messages)
+        for i in turns:
+            masked[i] = self.messages[i] | {"content": self.name(i)}
+        try:
+            text = self.template._render(masked, self.tools)
+        except _Failed:
             return None
-        for trim in (str, str.strip, str.rstrip, str.lstrip):
-            contents = [trim(messages[turn]["content"]) for turn in turns]
-            joined = [text for pair in zip(pieces, contents, strict=False) for text in pair] + pieces[-1:]
-            if "".join(joined) == full:
-                return self._spans(pieces, contents, [messages[turn]["role"] for turn in turns], full)
-        return None
+        pieces = re.split(rf"{self.mark}([0-9]+)cx", text)
+        return pieces[::2], [int(number) for number in pieces[1::2]]
 
-    def _spans(self, pieces: list[str], contents: list[str], roles: list[str], full: str) -> list[Span] | None:
-        spans, position = [], 0
-        for before, content, role in zip(pieces, contents, roles, strict=False):
-            position += len(before)
-            answers = role == "assistant"
-            lead = len(self._lead) if answers and before.endswith(self._lead) else 0
-            end = self._turn_end(full, position + len(content))
-            if end is None and answers:
+    # What is written at all
+
+    def check_all_is_written(self) -> None:
+        """Raises:
+        _LeftOut: training would be on something else than the row says; names what.
+        """
+        if self.tools and self.template._render(self.messages) == self.full:
+            raise _LeftOut(
+                "ignores tools: it writes the same without them. Use a template that writes tools, or take them out"
+            )
+        for i in self.calling:
+            names = _Names(str(i), self.mark)
+            if not names.all_in(self.with_calls_masked, len(self.messages[i]["tool_calls"])):
+                raise _LeftOut(
+                    f"ignores tool calls: it does not write those of message {i + 1} (assistant) with their arguments. "
+                    "Use a template that writes tool calls, or write them into the message's content"
+                )
+        if self.with_texts_masked is None:
+            return
+        written = set(self.with_texts_masked[1])
+        for i, message in enumerate(self.messages):
+            if message["content"].strip() and i not in written:
+                raise _LeftOut(
+                    f"leaves out message {i + 1} ({message['role']}): it does not write its content. Take the message "
+                    "out, or use a template that writes it"
+                )
+
+    # Where it is written
+
+    def spans(self, turns: list[int]) -> list[Span] | None:
+        """The places of the turns; None where they are not certain."""
+        if not turns:
+            return []
+        if self.template.marked and all(self.messages[turn]["role"] == "assistant" for turn in turns):
+            return self._by_markers(turns)
+        return self._found(turns)
+
+    def _by_markers(self, turns: list[int]) -> list[Span] | None:
+        answers = [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
+        if len(answers) == len(self.marked):  # a block for each turn
+            return [self.marked[answers.index(turn)] for turn in turns]
+        # Several blocks in a turn: those that lie in its own place, with what follows on them.
+        own = self._found(answers)
+        if own is None:
+            return None
+        blocks: list[Span] = []
+        for start, end in self.marked:
+            joined = bool(blocks) and blocks[-1][1] == start
+            blocks[len(blocks) - joined :] = [(blocks[-1][0] if joined else start, end)]
+        homes = [[i for i, span in zip(answers, own, strict=True) if _overlap(block, span)] for block in blocks]
+        if any(len(home) != 1 for home in homes):
+            return None
+        return [block for block, home in zip(blocks, homes, strict=True) if home[0] in turns]
+
+    def _found(self, turns: list[int]) -> list[Span] | None:
+        """By what the template writes around the turns, without markers."""
+        calls = [turn for turn in turns if turn in self.calling]
+        plain = [turn for turn in turns if turn not in self.calling]
+        places: dict[int, Span] = {}
+        for wanted, ways in (
+            (plain, (self._among_all, self._as_they_are, self._laid_out_anew, self._by_prefixes)),
+            (calls, (self._around_calls, self._by_prefixes)),
+        ):
+            found = next((spans for way in ways if wanted and (spans := way(wanted)) is not None), None)
+            if wanted and found is None:
                 return None
-            spans.append((position - lead, end or position + len(content)))
-            position += len(content)
-        return spans
+            places |= dict(zip(wanted, found or [], strict=True))
+        spans = [places[turn] for turn in turns]
+        apart = all(one[1] <= other[0] for one, other in zip(spans, spans[1:], strict=False))
+        return spans if apart and all(start < end for start, end in spans) else None
 
-    def _turn_end(self, full: str, position: int) -> int | None:
-        match = self._end.match(full, position) if self._end else None
-        return match.end() if match and match.group(1) == self.end_token else None
+    def _among_all(self, turns: list[int]) -> list[Span] | None:
+        """All texts of the conversation stand where their placeholders did."""
+        if self.with_texts_masked is None or not set(turns) <= set(self.with_texts_masked[1]):
+            return None
+        return self._placed(*self.with_texts_masked, turns)
 
-    def _by_prefixes(self, messages: list[dict[str, str]], turns: list[int], full: str) -> list[Span] | None:
-        """For templates that rewrite an answer (reasoning taken apart): the text up to each turn, with the
-        generation prompt, and the text through it must both begin the whole."""
-        spans = []
+    def _as_they_are(self, turns: list[int]) -> list[Span] | None:
+        """The texts of these turns do; the others decide what the template writes."""
+        masked = self._split(turns)
+        return self._placed(*masked, turns) if masked else None
+
+    def _placed(self, pieces: list[str], order: list[int], turns: list[int]) -> list[Span] | None:
+        if len(set(order)) != len(order) or not set(turns) <= set(order):
+            return None
+        contents = [(self.messages[i]["role"], self.messages[i]["content"]) for i in order]
+        found = placed(pieces, contents, self.full)
+        if found is None:
+            return None
+        spans = {i: self._with_ends(i, before, *span) for i, before, span in zip(order, pieces, found, strict=False)}
+        if any(spans[turn] is None for turn in turns):
+            return None
+        return [span for turn in turns if (span := spans[turn]) is not None]
+
+    def _with_ends(self, turn: int, before: str, start: int, end: int) -> Span | None:
+        """The place of a text with what the model writes before it, and the token that ends its turn."""
+        answers = self.messages[turn]["role"] == "assistant"
+        lead = len(self.template._lead) if answers and before.endswith(self.template._lead) else 0
+        match = self.template._end.match(self.full, end) if self.template._end else None
+        stops = match is not None and match.group(1) == self.template.end_token
+        if answers and not stops:
+            return None
+        return start - lead, match.end() if match and stops else end
+
+    def _laid_out_anew(self, turns: list[int]) -> list[Span] | None:
+        """The template makes something else of an answer, such as its reasoning taken apart: a turn is what lies
+        between the header before it and its end token."""
+        masked = self._split(turns)
+        if masked is None or masked[1] != turns or any(self.messages[i]["role"] != "assistant" for i in turns):
+            return None
+        end, lead, pieces = self.template.end_token, self.template._lead, masked[0]
+        behind = [self.template._end.match(piece) if self.template._end else None for piece in pieces[1:]]
+        if not end or any(match is None or match.group(1) != end for match in behind):
+            return None
+        spans = between([*(piece.removesuffix(lead) for piece in pieces[:-1]), pieces[-1]], self.full)
+        if spans is None:
+            return None
+        found = []
+        for turn, match, (start, stop) in zip(turns, behind, spans, strict=True):
+            content, written = self.messages[turn]["content"], self.full[start:stop]
+            if match is None or not stems_from(written, content, lead) or written.count(end) > content.count(end):
+                return None
+            found.append((start, stop + match.end()))
+        return found
+
+    def _around_calls(self, turns: list[int]) -> list[Span] | None:
+        """A turn that calls lies between the header before it and the end token behind its last call."""
+        pieces = re.split(rf"({self.mark}[0-9]+(?:c|[nkv][0-9]+)x)", self.with_calls_masked)
+        owner = [int(re.match(r"[0-9]+", name[len(self.mark) :])[0]) for name in pieces[1::2]]  # type: ignore[index]
+        anchors, ends, start = [], [], 0
+        for i in self.calling:
+            places = [at for at, turn in enumerate(owner) if turn == i]
+            form = self.template._call_forms[bool(self.messages[i]["content"].strip())]
+            if not places or places != list(range(places[0], places[-1] + 1)) or form is None:
+                return None
+            number = self.messages[i]["tool_calls"][-1].get("id", "")
+            tail = form.tail.replace(_CALL_ID, number)
+            before, after = pieces[2 * places[0]], pieces[2 * places[-1] + 2]
+            if places[0] != start or not before.endswith(form.lead) or not after.startswith(tail):
+                return None
+            header = before.removesuffix(form.lead)
+            # Behind the last call, only the end token itself is certain not to depend on what is called.
+            anchors.append(header if not ends else header[ends[-1] :])
+            ends.append(len(tail) - len(form.end))
+            start = places[-1] + 1
+        anchors.append(pieces[-1][ends[-1] :])
+        if start != len(owner):
+            return None
+        spans = between(anchors, self.full)
+        if spans is None:
+            return None
+        found = {}
+        for i, (left, right) in zip(self.calling, spans, strict=True):
+            form = self.template._call_forms[bool(self.messages[i]["content"].strip())]
+            if form is None or not self._calls_in(self.full[left:right], self.messages[i]):
+                return None
+            found[i] = (left, right + len(form.end))
+        return [found[turn] for turn in turns]
+
+    @staticmethod
+    def _calls_in(written: str, message: Message) -> bool:
+        """Whether the functions are named in it, one after another."""
+        position = 0
+        for call in message["tool_calls"]:
+            position = written.find(call["function"]["name"], position)
+            if position < 0:
+                return False
+        return True
+
+    def _by_prefixes(self, turns: list[int]) -> list[Span] | None:
+        """The text up to each turn, with the generation prompt, and the text through it must both begin the whole."""
+        template, spans = self.template, []
         for turn in turns:
-            before = self.render(messages[:turn], add_generation_prompt=True) if turn else ""
-            through = self.render(messages[: turn + 1])
+            message = self.messages[turn]
+            if message["role"] != "assistant":
+                return None
+            try:
+                before = template._render(self.messages[:turn], self.tools, add_generation_prompt=True) if turn else ""
+                through = template._render(self.messages[: turn + 1], self.tools)
+            except _Failed:  # a beginning that the template takes for incomplete
+                return None
+            end_token = template.call_end if message.get("tool_calls") else template.end_token
             end = len(through.rstrip())
             written = through[len(before) : end]
-            if not (before and full.startswith(before) and full.startswith(through)):
+            if not (before and self.full.startswith(before) and self.full.startswith(through)):
                 return None
-            if not (self.end_token and written.endswith(self.end_token) and written != self.end_token):
+            if not (end_token and written.endswith(end_token) and written != end_token):
                 return None
-            # The answer's own last line must stand before the end token.
-            last_line = written.removesuffix(self.end_token).rstrip().split("\n")[-1].strip()
-            if not messages[turn]["content"].rstrip().endswith(last_line):
+            written = written.removesuffix(end_token)
+            if message.get("tool_calls"):
+                certain = self._calls_in(written, message)
+            else:
+                certain = stems_from(written, message["content"], template._lead)
+            if not certain:
                 return None
             spans.append((len(before), end))
         return spans
 
 
-_PLACEHOLDER = "anyformerPLACEHOLDERanswer"
+class _Names(NamedTuple):
+    """Placeholders for the calls of one message."""
+
+    turn: str
+    mark: str
+
+    def function(self, number: int) -> str:
+        return f"{self.mark}{self.turn}n{number}x"
+
+    def key(self, number: int) -> str:
+        return f"{self.mark}{self.turn}k{number}x"
+
+    def value(self, number: int) -> str:
+        return f"{self.mark}{self.turn}v{number}x"
+
+    def masked(self, call: Message, number: int) -> Message:
+        """A call with its name and arguments masked."""
+        function = {"name": self.function(number), "arguments": {self.key(number): self.value(number)}}
+        return call | {"type": "function", "function": function}
+
+    def all_in(self, text: str, calls: int) -> bool:
+        names = (name(number) for number in range(calls) for name in (self.function, self.key, self.value))
+        return all(name in text for name in names)
+
+
+def _with_text(call: Message) -> Message:
+    """A call with its arguments as JSON text."""
+    function = call["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return call | {"function": function | {"arguments": arguments}}
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def prompt_text(tokenizer: Any, messages: Sequence[Message], tools: Tools = None) -> str:
+    """A conversation that is to be answered, as it stands before the answer in training."""
+    if any(message.get("tool_calls") for message in messages):
+        template = ChatTemplate(tokenizer)
+        _ = template.call_end
+        return template.render(messages, tools, add_generation_prompt=True)
+    turns = [{name: value for name, value in message.items() if name != "train"} for message in messages]
+    return tokenizer.apply_chat_template(turns, tools=tools, add_generation_prompt=True, tokenize=False)
+
+
+def answer_text(message: Message) -> str:
+    """An answer as a person reads it: its text, and its calls as JSON."""
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    return "\n".join(filter(None, [message["content"], *calls]))

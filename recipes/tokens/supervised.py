@@ -17,7 +17,8 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
-from .chat_template import ChatTemplate, Span
+from .alignment import Span
+from .chat_template import ChatTemplate
 from .report import IGNORE, TokenizationReport, TokenizedData
 
 _BATCH = 512
@@ -141,15 +142,15 @@ def _conversation(
     """A conversation's text, and the spans of it to train on; None: everything."""
     prompt = row.get("prompt", []) if "messages" not in row else []
     turns = row["messages"] if "messages" in row else [*prompt, *row["completion"]]
-    messages = [{name: value for name, value in turn.items() if name != "train"} for turn in turns]
+    tools = row.get("tools")
     silent = [i for i, turn in enumerate(turns) if turn.get("train") is False]
     if loss_on == "all":
-        text, spans = template.locate(messages, silent, number)
+        text, spans = template.locate(turns, silent, number, tools)
         return text, _between(spans, len(text)) if spans else None
     roles = ("assistant",) if isinstance(loss_on, str) else loss_on
     first = len(prompt) if loss_on == "completion" else 0
     wanted = [i for i in range(first, len(turns)) if turns[i]["role"] in roles and i not in silent]
-    return template.locate(messages, wanted, number)
+    return template.locate(turns, wanted, number, tools)
 
 
 def _between(spans: list[Span], length: int) -> list[Span]:

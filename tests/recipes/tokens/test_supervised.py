@@ -201,8 +201,12 @@ def test_answer_rewritten_by_the_template():
         "The fox is quick.<|im_end|>",
         "<think>\n\n</think>\n\nNo, the dog is lazy.<|im_end|>",
     ]
-    with pytest.raises(UserError, match=r"Row 1: cannot tell for certain where the 2 supervised turns stand"):
-        tokenize([{"messages": [USER, thinking, MORE, SECOND]}], tokenizer)
+    # The reasoning of an earlier turn is gone, and what is left of the turn is learned.
+    data = tokenize([{"messages": [USER, thinking, MORE, SECOND]}], tokenizer)
+    assert marked(data, tokenizer) == [
+        "The fox is quick.<|im_end|>",
+        "<think>\n\n</think>\n\nNo, the dog is lazy.<|im_end|>",
+    ]
 
 
 @pytest.mark.parametrize(
