@@ -9,6 +9,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import product
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from ..errors import UserError
@@ -19,8 +21,8 @@ Tools = list[dict[str, Any]] | None
 
 _PLACEHOLDER = "anyformerPLACEHOLDER"
 _MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# An id that templates take which want nine letters or digits.
-_CALL_ID = "anyformer"
+# A made-up call; its id is one that templates take which want nine letters or digits.
+_CALL: dict[str, Any] = {"id": "anyformer", "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
 class _Failed(Exception):
@@ -28,15 +30,15 @@ class _Failed(Exception):
 
 
 class _Call(NamedTuple):
-    """What a template writes around a tool call that is the whole of a turn, or follows its text.
+    """What a template writes around the calls of a message.
 
     Attributes:
-        lead: between the generation prompt and the first text of the message.
-        tail: behind the call's arguments, the end token included.
+        leads: what may stand between the header and the first text of the message, the longest first.
+        tail: behind the last arguments, the end token included.
         end: that token.
     """
 
-    lead: str
+    leads: tuple[str, ...]
     tail: str
     end: str
 
@@ -47,6 +49,7 @@ class ChatTemplate:
     Attributes:
         end_token: the added token that ends the last assistant turn, or None.
         marked: it has `{% generation %}` markers.
+        prompts: its generation prompt is what it writes before an answer.
         warnings: oddities of the template that matter in training.
     """
 
@@ -144,6 +147,8 @@ class ChatTemplate:
         # What stands between the generation prompt and the answer (a space, an empty think block) is the
         # model's to write. A template without a generation prompt leaves only blank space to the model.
         self._lead = ""
+        self.prompts = prompted != asked and full.startswith(prompted) and len(prompted) <= start
+        self.leads: dict[str, int] = {}  # text before an answer -> how much of it is the model's to write
         if full.startswith(prompted) and len(prompted) <= start:
             between_them = full[len(prompted) : start]
             self._lead = between_them if prompted != asked or not between_them.strip() else ""
@@ -167,10 +172,10 @@ class ChatTemplate:
                 "the token that it writes to the vocabulary."
             )
         if self.marked:
-            text, blocks = self._render_marked(
-                [{"role": "user", "content": "Question"}, {"role": "assistant", "content": _PLACEHOLDER}], None
-            )
-            if not any(text[start:end].rstrip().endswith(self.end_token) for start, end in blocks):
+            exchange = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": _PLACEHOLDER}]
+            text, blocks = self._render_marked(exchange, None)
+            stop = text.index(self.end_token, text.index(_PLACEHOLDER)) + len(self.end_token)
+            if not any(start < stop <= end for start, end in blocks):
                 raise UserError(
                     f"The chat template's {{% generation %}} markers leave out {self.end_token}, which ends an "
                     "assistant's turn: the model would never learn to stop. Move {% endgeneration %} behind it."
@@ -179,36 +184,58 @@ class ChatTemplate:
     @cached_property
     def call_end(self) -> str | None:
         """The token that ends a turn that calls a tool; None where the template writes no calls."""
-        found = [form.end for form in self._call_forms.values() if form]
-        return found[0] if found else None
+        form = self.call_forms[False]
+        return form.end if form else None
 
     @cached_property
-    def _call_forms(self) -> dict[bool, _Call | None]:
-        """What is written around a call of a message without and with text, and how calls are handed over."""
-        for self._empty, self._arguments_as_text in ((_e, _t) for _t in (False, True) for _e in ("", None)):
-            alone = self._probe_call("")
-            if alone is not None:
-                return {False: alone, True: self._probe_call(f"{_PLACEHOLDER}0cx")}
+    def call_forms(self) -> dict[bool, _Call | None]:
+        """What is written around the calls of a message without and with text; settles how they are handed over."""
+        for as_text, empty in product((False, True), ("", None)):
+            self._empty, self._arguments_as_text = empty, as_text
+            if alone := self._call_form(""):
+                return {False: alone, True: self._call_form(f"{_PLACEHOLDER}0cx")}
         self._empty, self._arguments_as_text = "", False
         return {False: None, True: None}
 
-    def _probe_call(self, content: str) -> _Call | None:
-        names = _Names("0", _PLACEHOLDER)
-        question = {"role": "user", "content": "Question"}
-        call = {"role": "assistant", "content": content, "tool_calls": [names.masked({"id": _CALL_ID}, 0)]}
+    def _call_form(self, content: str) -> _Call | None:
+        call = {"role": "assistant", "content": content, "tool_calls": [_Names("0", _PLACEHOLDER).masked(_CALL, 0)]}
+        result = {"role": "tool", "content": "1", "tool_call_id": _CALL["id"], "name": _CALL["function"]["name"]}
+        question, answer = {"role": "user", "content": "Question"}, {"role": "assistant", "content": "0"}
+        # Reasoning and its tags are written otherwise before a result, and before a later question.
+        later = [question, answer]
+        found = [
+            self._call_in([question, call, *rest], [question, answer, *twin], content)
+            for rest, twin in (([], []), ([result, answer], []), ([result, answer, *later], later))
+        ]
+        last = found[0]
+        match = self._last.search(last[1]) if last and self._last else None
+        if last is None or match is None:
+            return None
+        tail = last[1][: match.end(1)]
+        leads = {lead for lead, behind in filter(None, found) if behind.startswith(tail)}
+        return _Call(tuple(sorted(leads, key=len, reverse=True)), tail, match.group(1))
+
+    def _call_in(self, messages: list[Message], twin: list[Message], content: str) -> tuple[str, str] | None:
+        """What stands between the header and a made-up call, and all that follows the call; None where that is not
+        certain. The twin of the conversation has the answer 0 in the call's place."""
         try:
-            full, prompted = self._render([question, call]), self._render([question], add_generation_prompt=True)
+            full, plain = self._render(messages), self._render(twin)
+            prompted = self._render(messages[:1], add_generation_prompt=True)
         except _Failed:
             return None
+        names = _Names("0", _PLACEHOLDER)
         # Python's own way of writing an object is no JSON: such a template wants its arguments as text.
-        if not names.all_in(full, 1) or f"'{names.key(0)}'" in full or (content and content not in full):
+        if not names.all_in(full, 1) or f"'{names.key(0)}'" in full or content not in full:
             return None
-        marks = list(re.finditer(rf"{_PLACEHOLDER}\w+?x", full))
-        last = self._last.search(full) if self._last else None
-        if last is None or last.start(1) < marks[-1].end():
-            return None
-        lead = full[len(prompted) : marks[0].start()] if full.startswith(prompted) else ""
-        return _Call(lead, full[marks[-1].end() : last.end(1)], last.group(1))
+        firsts = {match.group(): match for match in reversed(list(re.finditer(rf"{_PLACEHOLDER}0\w+?x", full)))}
+        start, end = min(m.start() for m in firsts.values()), max(m.end() for m in firsts.values())
+        if self.prompts and full.startswith(prompted) and len(prompted) <= start:
+            header = len(prompted)
+        else:
+            header = len(commonprefix([full, plain]))
+            if plain[header : header + 1] != "0":
+                return None
+        return full[header:start], full[end:]
 
     # Turns in a conversation
 
@@ -260,7 +287,7 @@ class _Conversation:
         self.template, self.messages, self.tools = template, messages, tools
         self.calling = [i for i, message in enumerate(messages) if message.get("tool_calls")]
         if self.calling:
-            _ = template._call_forms  # settles how calls are handed over
+            _ = template.call_forms  # settles how calls are handed over
         self.marked: list[Span] = []
         if template.marked:
             self.full, self.marked = template._render_marked(messages, tools)
@@ -397,12 +424,32 @@ class _Conversation:
     def _with_ends(self, turn: int, before: str, start: int, end: int) -> Span | None:
         """The place of a text with what the model writes before it, and the token that ends its turn."""
         answers = self.messages[turn]["role"] == "assistant"
-        lead = len(self.template._lead) if answers and before.endswith(self.template._lead) else 0
+        lead = self._lead_before(turn, before, start) if answers else 0
         match = self.template._end.match(self.full, end) if self.template._end else None
         stops = match is not None and match.group(1) == self.template.end_token
         if answers and not stops:
             return None
         return start - lead, match.end() if match and stops else end
+
+    def _lead_before(self, turn: int, before: str, start: int) -> int:
+        """How many characters before a text are the model's to write, since the generation prompt ends there."""
+        template = self.template
+        if before not in template.leads:
+            known = len(template._lead) if before.endswith(template._lead) else 0
+            prompt = self._prompt_of(turn)
+            room = start - len(prompt)
+            template.leads[before] = room if prompt and 0 <= room <= len(before) else known
+        return template.leads[before]
+
+    def _prompt_of(self, turn: int) -> str:
+        """The generation prompt of a turn, where the whole begins with it."""
+        if not turn or not self.template.prompts:
+            return ""
+        try:
+            prompt = self.template._render(self.messages[:turn], self.tools, add_generation_prompt=True)
+        except _Failed:
+            return ""
+        return prompt if self.full.startswith(prompt) else ""
 
     def _laid_out_anew(self, turns: list[int]) -> list[Span] | None:
         """The template makes something else of an answer, such as its reasoning taken apart: a turn is what lies
@@ -429,35 +476,35 @@ class _Conversation:
         """A turn that calls lies between the header before it and the end token behind its last call."""
         pieces = re.split(rf"({self.mark}[0-9]+(?:c|[nkv][0-9]+)x)", self.with_calls_masked)
         owner = [int(re.match(r"[0-9]+", name[len(self.mark) :])[0]) for name in pieces[1::2]]  # type: ignore[index]
-        anchors, ends, start = [], [], 0
+        anchors: list[str] = []
+        behind, start = "", 0  # what stands behind the call before, from its end token on
         for i in self.calling:
             places = [at for at, turn in enumerate(owner) if turn == i]
-            form = self.template._call_forms[bool(self.messages[i]["content"].strip())]
-            if not places or places != list(range(places[0], places[-1] + 1)) or form is None:
+            form = self._form_of(i)
+            if form is None or places != list(range(start, start + len(places))) or not places:
                 return None
-            number = self.messages[i]["tool_calls"][-1].get("id", "")
-            tail = form.tail.replace(_CALL_ID, number)
-            before, after = pieces[2 * places[0]], pieces[2 * places[-1] + 2]
-            if places[0] != start or not before.endswith(form.lead) or not after.startswith(tail):
+            before, after = behind or pieces[0], pieces[2 * places[-1] + 2]
+            lead = next((lead for lead in form.leads if before.endswith(lead)), None)
+            tail = form.tail.replace(_CALL["id"], self.messages[i]["tool_calls"][-1].get("id", ""))
+            if lead is None or not after.startswith(tail):
                 return None
-            header = before.removesuffix(form.lead)
-            # Behind the last call, only the end token itself is certain not to depend on what is called.
-            anchors.append(header if not ends else header[ends[-1] :])
-            ends.append(len(tail) - len(form.end))
-            start = places[-1] + 1
-        anchors.append(pieces[-1][ends[-1] :])
-        if start != len(owner):
-            return None
-        spans = between(anchors, self.full)
+            anchors.append(before.removesuffix(lead))
+            # What stands before the end token may depend on what is called.
+            behind, start = after[len(tail) - len(form.end) :], places[-1] + 1
+        spans = between([*anchors, behind], self.full) if start == len(owner) else None
         if spans is None:
             return None
         found = {}
         for i, (left, right) in zip(self.calling, spans, strict=True):
-            form = self.template._call_forms[bool(self.messages[i]["content"].strip())]
-            if form is None or not self._calls_in(self.full[left:right], self.messages[i]):
+            form, prompt = self._form_of(i), self._prompt_of(i)
+            agreed = left == len(prompt) if prompt else True
+            if form is None or not agreed or not self._calls_in(self.full[left:right], self.messages[i]):
                 return None
             found[i] = (left, right + len(form.end))
         return [found[turn] for turn in turns]
+
+    def _form_of(self, turn: int) -> _Call | None:
+        return self.template.call_forms[bool(self.messages[turn]["content"].strip())]
 
     @staticmethod
     def _calls_in(written: str, message: Message) -> bool:
