@@ -53,6 +53,7 @@ class DataReport:
         sources, eval_sources: the files read, in order, or the origin of a built-in data set.
         rows_read: rows found in all files, those skipped included.
         skipped: (file, line, reason) of each row left out under `on_bad_row: skip`.
+        left_out: cause -> number of prompts whose scored answers make no pair.
         rows_train, rows_eval: rows that came out.
         split: how the held-out rows were chosen, in words.
         ignored_columns: names in the rows that were not used.
@@ -65,6 +66,7 @@ class DataReport:
     eval_sources: list[str] = field(default_factory=list)
     rows_read: int = 0
     skipped: list[Skipped] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
     rows_train: int = 0
     rows_eval: int = 0
     split: str = ""
@@ -151,22 +153,22 @@ class _Reader:
         self.ignored: set[str] = set()
         self.built_in_read: set[str] = set()
         self.first = ""  # the place of the row that settled the format
-        if accepts is not None and section.format not in ("auto", *accepts):
+        self.shape: Shape | None = None  # what that row was taken for
+        stated = {shape.also for shape in SHAPES if accepts is not None and shape.format in accepts}
+        if accepts is not None and section.format not in ("auto", *accepts, *stated):
             raise UserError(
                 f"data.format: the objective cannot use {section.format}, but {_either(accepts)}: set one of these, or "
                 "another objective."
             )
-        self.shapes = [shape for shape in SHAPES if self.wants(shape.format) and self.asked_for(shape)]
-        known = {name for shape in SHAPES for name in (*shape.keys, *shape.optional)}
+        usable = [shape for shape in SHAPES if accepts is None or shape.format in accepts]
+        self.shapes = [shape for shape in usable if shape.asked_for(section.format)]
+        known = {name for shape in SHAPES for name in shape.columns}
         unknown = sorted(set(self.columns) - known)
         if unknown:
             raise UserError(f"data.columns: unknown name {clip(unknown)}. Known: {', '.join(sorted(known))}.")
 
     def wants(self, format_name: str) -> bool:
         return self.format in ("auto", format_name) and (self.accepts is None or format_name in self.accepts)
-
-    def asked_for(self, shape: Shape) -> bool:
-        return self.format != "auto" or not shape.on_request
 
     def read(self, source: Any, setting: str, limit: int | None) -> tuple[Loaded, list[str]]:
         """The usable rows of a source and what it is called: all of a built-in data set, or the first `limit` of all
@@ -216,7 +218,7 @@ class _Reader:
         for file in files:
             names.append(str(file))
             self._read_file(file, rows, limit)
-            if limit and len(rows) >= limit:
+            if self._enough(rows, limit):
                 break
         if not rows:
             first = self.report.skipped[skipped]
@@ -225,7 +227,19 @@ class _Reader:
                 f"{len(self.report.skipped) - skipped} skipped, the first at "
                 f"{place(first.file, first.line)}: {first.reason}."
             )
-        return Loaded(rows), names
+        return Loaded(self._gathered(rows, names, setting)), names
+
+    def _gathered(self, rows: list[Row], names: list[str], setting: str) -> list[Row]:
+        """The rows in the format that was asked for, where that takes several rows."""
+        if self.shape is None or self.shape.gather is None:
+            return rows
+        found, left_out = self.shape.gather(rows)
+        for cause, count in left_out.items():
+            self.report.left_out[cause] = self.report.left_out.get(cause, 0) + count
+        if not found:
+            causes = ", ".join(f"{count} {cause}" for cause, count in left_out.items())
+            raise UserError(f"{setting}: no pair in {', '.join(names)}: {causes}.")
+        return found
 
     def _read_file(self, file: Path, rows: list[Row], limit: int | None) -> None:
         for line, raw in read_rows(file):
@@ -240,8 +254,12 @@ class _Reader:
                         f"{place(file, line)}: {fault}. (data.on_bad_row: skip leaves such rows out.)"
                     ) from None
                 self.report.skipped.append(Skipped(str(file), line, str(fault)))
-            if limit and len(rows) >= limit:
+            if self._enough(rows, limit):
                 return
+
+    def _enough(self, rows: list[Row], limit: int | None) -> bool:
+        # How many rows scored ones make is known once all are read.
+        return bool(limit) and len(rows) >= (limit or 0) and not (self.shape and self.shape.gather)
 
     def _convert(self, raw: Row, where: str) -> Row:
         row, mapped = self._rename(raw)
@@ -249,7 +267,7 @@ class _Reader:
         # what the user mapped goes before all.
         fitting = [shape for shape in self.shapes if shape.fits(row)]
         if mapped:
-            fitting = [shape for shape in fitting if mapped & {*shape.keys, *shape.optional}]
+            fitting = [shape for shape in fitting if mapped & shape.columns]
         if not fitting:
             raise Unusable(self._why_not(raw, row))
         shape = fitting[0]
@@ -261,7 +279,7 @@ class _Reader:
         converted = shape.convert(row)
         self._settle(shape, converted, where)
         if not shape.keeps_rest:
-            self.ignored |= {str(name)[:40] for name in row.keys() - {*shape.keys, *shape.optional}}
+            self.ignored |= {str(name)[:40] for name in row.keys() - shape.columns}
         return converted
 
     def _settle(self, shape: Shape, converted: Row, where: str) -> None:
@@ -269,6 +287,7 @@ class _Reader:
         recognised = shape.describe(converted)
         if not self.report.recognised:
             self.report.format, self.report.recognised, self.first = shape.format, recognised, where
+            self.shape = shape
         elif recognised != self.report.recognised:
             raise UserError(
                 f"{where}: this row is {recognised}, but {self.first} is "

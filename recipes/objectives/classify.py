@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..label_metrics import accuracy, macro_f1, set_f1
+from ..tokens.truncation import TOO_LONG
 from .base import Row
 from .labelled import Labelled, batches, listed
 from .trainers import check_smoothing
@@ -63,22 +64,23 @@ class TextClassification(Labelled):
         for batch in batches(rows):
             for row, whole in zip(batch, self._encode([row["text"] for row in batch]), strict=True):
                 report.longest = max(report.longest, len(whole))
-                if not whole:
-                    report.dropped["without a token"] = report.dropped.get("without a token", 0) + 1
+                long = len(whole) > limit
+                if not whole or (long and self.recipe.data.truncation == "drop"):
+                    cause = TOO_LONG if whole else "without a token"
+                    report.dropped[cause] = report.dropped.get(cause, 0) + 1
                     continue
-                report.truncated += len(whole) > limit
-                # The tokenizer cuts, so that what it writes at the end stays there.
-                cut = self._encode([row["text"]], truncation=True, max_length=limit)[0] if len(whole) > limit else whole
-                ids.append(cut)
+                report.truncated += long
+                ids.append(self._cut([row["text"]])[0] if long else whole)
                 labels.append(self._target(row["label"]))
         report.rows_kept = report.stopped = report.supervised_tokens = len(ids)  # a label a row
         report.tokens = sum(map(len, ids))
         if not ids:
-            raise UserError(f"None of the {len(rows)} rows is left: none of them has a token")
+            causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
+            raise UserError(f"None of the {len(rows)} rows is left: {causes}. objective.max_length is {limit}")
         return TokenizedData(Dataset.from_dict({"input_ids": ids, "labels": labels}), report)
 
-    def _encode(self, texts: list[str], **options: Any) -> list[list[int]]:
-        return self.tokenizer(texts, **options)["input_ids"]
+    def _encode(self, rows: list[str], **options: Any) -> list[list[int]]:
+        return self.tokenizer(rows, **options)["input_ids"]
 
     def _target(self, label: Label) -> Any:
         if self.options.problem == "single-label":
@@ -135,7 +137,7 @@ class TextClassification(Labelled):
 
         found = []
         for row in spread(rows, self.recipe.eval.samples):
-            ids = self._encode([row["text"]], truncation=True, max_length=self.max_length)
+            ids = self._cut([row["text"]])
             if not ids[0]:
                 continue
             logits, _ = self.logits_of(model, [{"input_ids": ids[0]}])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..tokens.padding import by_length, pad_rows
+from ..tokens.truncation import truncation_side
 from .base import Objective, Row
 from .trainers import check_best_metric, library_trainer
 
@@ -121,6 +122,18 @@ class Labelled(Objective):
         shown = [f"{name} {share:.1%}" for name, share in islice(self.shares.items(), 8)]
         more = f" and {len(self.names) - 8} more" if len(self.names) > 8 else ""
         return [("labels", f"{len(self.names)}: {', '.join(shown)}{more}")]
+
+    # Tokens
+
+    def _encode(self, rows: list[Any], **options: Any) -> Any:
+        """What the tokenizer makes of rows; `options` are the tokenizer's."""
+        raise NotImplementedError
+
+    def _cut(self, rows: list[Any]) -> Any:
+        """Rows of at most the longest length. The tokenizer cuts, so that what it writes at the ends stays there."""
+        side = "left" if self.recipe.data.truncation == "keep_end" else "right"
+        with truncation_side(self.tokenizer, side):
+            return self._encode(rows, truncation=True, max_length=self.max_length)
 
     # Trainer
 

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..errors import UserError
 from ..introspection import class_fields
 from ..label_metrics import accuracy, error_rate
+from ..schema import WHOLE_SOURCE
 from ..soft_prompts import positions_taken
+from ..tokens.chat_template import answer_text, prompt_text
 from ..tokens.padding import by_length, pad_rows
 from ..tokens.report import IGNORE
+from ..tokens.truncation import count_cut, truncation_side
 from .base import Objective, Row, checked_length
 from .labelled import batches
 from .trainers import check_best_metric, check_smoothing, library_trainer
@@ -29,6 +32,10 @@ class SequenceToSequence(Objective):
     shown = ("loss", "exact_match", "character_error_rate", "word_error_rate")
 
     def configure(self, splits: "Splits") -> None:
+        if self.recipe.data.truncation == "split":
+            raise UserError(
+                f"data.truncation: split is not possible here: {WHOLE_SOURCE}. Set drop, keep_start or keep_end"
+            )
         check_smoothing(self.arguments, self.config)
         generates = getattr(self.arguments, "predict_with_generate", False)
         check_best_metric(self.recipe.train, self.arguments, self.shown if generates else ("loss",))
@@ -108,18 +115,23 @@ class SequenceToSequence(Objective):
         self, row: Row, source: list[int], target: list[int], report: "TokenizationReport"
     ) -> tuple[list[int], list[int]] | None:
         """A row within the limits, counted in the report; None: it is left out."""
-        limits = self.limits
+        limits, policy = self.limits, self.recipe.data.truncation
         report.longest = max(report.longest, len(source), len(target))
         cause = self.unusable(row) or ("" if source else "without a token in the source")
         long = [len(ids) > limit for ids, limit in zip((source, target), limits, strict=True)]
-        if not cause and any(long) and self.recipe.data.truncation == "drop":
-            cause = f"longer than {self.limit_names[long.index(True)]} ({limits[long.index(True)]})"
+        # Without its beginning, a target would teach the decoder to start in the middle.
+        too_long = long if policy == "drop" else [False, long[1] and policy == "keep_end"]
+        if not cause and any(too_long):
+            cause = f"longer than {self.limit_names[too_long.index(True)]} ({limits[too_long.index(True)]})"
         if cause:
             report.dropped[cause] = report.dropped.get(cause, 0) + 1
             return None
-        if long[0]:  # the tokenizer cuts, so that what it writes at the end stays there
-            source = self.encode([row], truncation=True, max_length=limits[0])[0]
-        report.truncated += any(long)
+        if long[0]:  # the tokenizer cuts, so that what it writes at the ends stays there
+            side = "left" if policy == "keep_end" else "right"
+            with truncation_side(self.tokenizer, side):
+                source = self.encode([row], truncation=True, max_length=limits[0])[0]
+        if any(long):
+            count_cut(report, policy, 1, True)
         report.stopped += not long[1]
         return source, target[: limits[1]]  # a cut target does not end, and is not taught to
 
@@ -268,9 +280,11 @@ class SupervisedSequences(SequenceToSequence):
         turns = _turns(row)
         if not turns:
             return row["prompt"]
-        before = [{name: value for name, value in turn.items() if name != "train"} for turn in turns[:-1]]
+        before = turns[:-1]
         if before and self.tokenizer.chat_template:
-            return self.tokenizer.apply_chat_template(before, tokenize=False, add_generation_prompt=True)
+            return prompt_text(self.tokenizer, before, row.get("tools"))
+        if row.get("tools") or any("tool_calls" in turn for turn in turns):
+            raise UserError("data: the rows have tools, but the tokenizer has no chat template that could write them")
         if len(before) > 1:
             raise UserError(
                 "data: the rows are conversations of several turns, but the tokenizer has no chat template: use one "
@@ -280,6 +294,11 @@ class SupervisedSequences(SequenceToSequence):
 
     def unusable(self, row: Row) -> str:
         turns = _turns(row)
+        if turns and turns[-1].get("tool_calls"):
+            raise UserError(
+                "data: a row ends with a tool call, and how an encoder-decoder writes one no template says: leave it "
+                "out, or write the call into the message's content"
+            )
         if turns and turns[-1].get("train") is False:
             return "whose last answer is not trained on"
         return "without a message before the answer" if len(turns) == 1 else ""
@@ -290,7 +309,7 @@ class SupervisedSequences(SequenceToSequence):
 
     def asked(self, row: Row) -> str:
         turns = _turns(row)
-        return turns[-2:][0]["content"] if turns else row["prompt"]
+        return answer_text(turns[-2:][0]) if turns else row["prompt"]
 
 
 def _turns(row: Row) -> list[dict[str, Any]]:

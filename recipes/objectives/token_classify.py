@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..label_metrics import accuracy, macro_f1, marks_spans, span_f1
 from ..tokens.report import IGNORE
+from ..tokens.truncation import TOO_LONG
 from .base import Row
 from .labelled import Labelled, batches
 from .trainers import check_smoothing
@@ -56,11 +57,18 @@ class TokenClassification(Labelled):
                 report.longest = max(report.longest, len(words))
                 kept, place = encoded, index
                 silent += len(row["tokens"]) - len(set(words) - {None})
+                own = words
+                if len(words) > limit and self.recipe.data.truncation == "drop":
+                    report.dropped[TOO_LONG] = report.dropped.get(TOO_LONG, 0) + 1
+                    continue
                 if len(words) > limit:
-                    kept, place = self._encode([row["tokens"]], truncation=True, max_length=limit), 0
-                    beyond += len(set(words) - set(kept.word_ids(0)) - {None})
+                    kept, place = self._cut([row["tokens"]]), 0
+                    own = kept.word_ids(0)
+                    if self.recipe.data.truncation == "keep_end":
+                        own = _whole_words(words, own)
+                    beyond += len(set(words) - set(own) - {None})
                     report.truncated += 1
-                targets = self._targets(kept.word_ids(place), row["tags"])
+                targets = self._targets(own, row["tags"])
                 if all(target == IGNORE for target in targets):
                     report.dropped["without a token"] = report.dropped.get("without a token", 0) + 1
                     continue
@@ -70,14 +78,15 @@ class TokenClassification(Labelled):
         report.tokens = sum(map(len, ids))
         report.supervised_tokens = sum(target != IGNORE for row in labels for target in row)
         if not ids:
-            raise UserError(f"None of the {len(rows)} rows is left: none of them has a token")
+            causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
+            raise UserError(f"None of the {len(rows)} rows is left: {causes}. objective.max_length is {limit}")
         for count, why in ((beyond, f"lie beyond {limit} tokens"), (silent, "have no token")):
             if count:
                 report.warnings.append(f"{count:,} words {why}: they are neither trained on nor measured")
         return TokenizedData(Dataset.from_dict({"input_ids": ids, "labels": labels}), report)
 
-    def _encode(self, words: list[list[str]], **options: Any) -> Any:
-        return self.tokenizer(words, is_split_into_words=True, **options)
+    def _encode(self, rows: list[list[str]], **options: Any) -> Any:
+        return self.tokenizer(rows, is_split_into_words=True, **options)
 
     def _targets(self, words: Sequence[int | None], tags: Sequence[str | int]) -> list[int]:
         """For each token the class of the word that it begins; -100 for the others."""
@@ -134,7 +143,7 @@ class TokenClassification(Labelled):
 
         found = []
         for row in spread(rows, self.recipe.eval.samples):
-            encoded = self._encode([row["tokens"]], truncation=True, max_length=self.max_length)
+            encoded = self._cut([row["tokens"]])
             begins = _beginnings(encoded.word_ids(0))
             if not begins:
                 continue
@@ -145,6 +154,13 @@ class TokenClassification(Labelled):
             answer = " ".join(f"{word}/{self.names[best[place]]}" for word, _, place in words)
             found.append(Sample(" ".join(row["tokens"]), reference, answer))
         return found
+
+
+def _whole_words(words: Sequence[int | None], kept: Sequence[int | None]) -> list[int | None]:
+    """The words of the kept tokens of a row, without one whose first token was cut off."""
+    first = next((word for word in kept if word is not None), None)
+    cut = kept.count(first) < words.count(first)
+    return [None if cut and word == first else word for word in kept]
 
 
 def _beginnings(words: Sequence[int | None]) -> list[tuple[int, int]]:

@@ -1,11 +1,11 @@
 """Where known parts stand in a text: string matching that gives one answer or none."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 Span = tuple[int, int]
-_TRIMS = (str, str.strip, str.rstrip, str.lstrip)
+_TRIMS: tuple[Callable[[str], str], ...] = (str, str.strip, str.rstrip, str.lstrip)
 
 
 def placed(pieces: Sequence[str], contents: Sequence[tuple[str, str]], text: str) -> list[Span] | None:

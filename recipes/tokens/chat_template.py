@@ -9,15 +9,14 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import product
-from os.path import commonprefix
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from ..errors import UserError
 from .alignment import Span, between, placed, stems_from
 
 Message = dict[str, Any]
-Tools = list[dict[str, Any]] | None
+Tools = list[Any] | None
 
 _PLACEHOLDER = "anyformerPLACEHOLDER"
 _MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -232,7 +231,7 @@ class ChatTemplate:
         if self.prompts and full.startswith(prompted) and len(prompted) <= start:
             header = len(prompted)
         else:
-            header = len(commonprefix([full, plain]))
+            header = next((i for i, (one, other) in enumerate(zip(full, plain, strict=False)) if one != other), 0)
             if plain[header : header + 1] != "0":
                 return None
         return full[header:start], full[end:]
@@ -395,7 +394,7 @@ class _Conversation:
                 return None
             places |= dict(zip(wanted, found or [], strict=True))
         spans = [places[turn] for turn in turns]
-        apart = all(one[1] <= other[0] for one, other in zip(spans, spans[1:], strict=False))
+        apart = all(one[1] <= other[0] for one, other in pairwise(spans))
         return spans if apart and all(start < end for start, end in spans) else None
 
     def _among_all(self, turns: list[int]) -> list[Span] | None:

@@ -13,13 +13,17 @@ class TokenizationReport:
     Attributes:
         rows, rows_kept: rows given and rows that came out.
         dropped: cause -> number of rows left out.
-        truncated: kept rows that were cut at `max_length`; they have lost their end.
+        truncated: kept rows that were cut at the longest length.
+        beginnings_cut: those of them that have lost their beginning, not their end.
+        pieces: kept rows that are pieces of longer ones, which were split.
+        continued: those of them that do not hold their row's end.
+        empty_pieces: pieces left out because nothing in them is supervised.
         tokens: tokens in the kept rows.
         supervised_tokens: labels that a causal model is trained on: those other than -100 from the second
             position on, since nothing predicts the first token of a row.
         longest: tokens of the longest row before any cut.
         merged: kept rows in which one token holds a prompt's end and an answer's start; it counts as prompt.
-        stopped: kept, uncut rows whose supervised part ends in a stop id.
+        stopped: kept rows with their end whose supervised part ends in a stop id.
         warnings: what the user ought to know before training.
     """
 
@@ -27,6 +31,10 @@ class TokenizationReport:
     rows_kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     truncated: int = 0
+    beginnings_cut: int = 0
+    pieces: int = 0
+    continued: int = 0
+    empty_pieces: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
     longest: int = 0

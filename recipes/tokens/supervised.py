@@ -20,6 +20,7 @@ from ..errors import UserError
 from .alignment import Span
 from .chat_template import ChatTemplate
 from .report import IGNORE, TokenizationReport, TokenizedData
+from .truncation import TOO_LONG, Truncation, count_cut, pieces
 
 _BATCH = 512
 
@@ -40,7 +41,7 @@ def tokenize_rows(
     *,
     max_length: int | None,
     loss_on: LossOn = "completion",
-    truncation: Literal["drop", "keep_start"] = "drop",
+    truncation: Truncation = "drop",
 ) -> TokenizedData:
     """Tokenise rows of `load_splits` and label what is to be trained on.
 
@@ -53,7 +54,8 @@ def tokenize_rows(
         loss_on: "completion": as above; "assistant": also the assistant's messages in a prompt; "all": every token;
             a list of roles: the messages of these, with the end-of-turn token where the template writes one.
         max_length: longest row in tokens, or None for no limit.
-        truncation: what happens to a longer row: left out, or cut at the end.
+        truncation: what happens to a longer row, see `truncation.pieces`; pieces without a supervised token are left
+            out.
 
     Raises:
         UserError: no fast tokenizer, no or an ambiguous chat template, no end token, or no rows left.
@@ -75,21 +77,27 @@ def tokenize_rows(
         for item, (row_ids, offsets) in zip(items, encoder(items), strict=True):
             row_labels, merged = _label(row_ids, offsets, item)
             report.longest = max(report.longest, len(row_ids))
-            if max_length and len(row_ids) > max_length and truncation == "drop":
-                dropped["longer than max_length"] += 1
+            parts = pieces(row_ids, row_labels, max_length, truncation, tokenizer.bos_token_id)
+            if not parts:
+                dropped[TOO_LONG] += 1
                 continue
+            counts = [sum(label != IGNORE for label in part_labels[1:]) for _, part_labels in parts]
+            kept = [part for part, count in zip(parts, counts, strict=True) if count]
             cut = bool(max_length) and len(row_ids) > (max_length or 0)
-            kept = row_labels[1:max_length]
-            if all(label == IGNORE for label in kept):
+            if not kept:
                 dropped["nothing supervised within max_length" if cut else "nothing supervised"] += 1
                 continue
-            ids.extend(row_ids[:max_length])
-            labels.extend(row_labels[:max_length])
-            ends.append(len(ids))
-            report.truncated += cut
-            report.supervised_tokens += sum(label != IGNORE for label in kept)
+            for part_ids, part_labels in kept:
+                ids.extend(part_ids)
+                labels.extend(part_labels)
+                ends.append(len(ids))
+            if cut:
+                count_cut(report, truncation, len(kept), bool(counts[-1]))
+                report.empty_pieces += len(parts) - len(kept)
+            report.supervised_tokens += sum(counts)
             report.merged += merged
-            report.stopped += not cut and _ends_in(row_labels, stops, tokenizer)
+            if counts[-1] and not (cut and truncation == "keep_start"):
+                report.stopped += _ends_in(parts[-1][1], stops, tokenizer)
     report.rows_kept, report.tokens, report.dropped = len(ends) - 1, len(ids), dict(dropped)
     if not report.rows_kept:
         raise UserError(_nothing_left(report, max_length, truncation))

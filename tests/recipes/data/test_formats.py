@@ -47,8 +47,8 @@ def test_formats_are_recognised_and_named(write):
     assert splits.train == [{"messages": CHAT}]
     assert splits.report.format == "messages" and splits.report.recognised.startswith("ShareGPT")
 
-    with pytest.raises(UserError, match=r"conversations\[1\]\.from must be system, user or assistant"):
-        rows_of(write("tool.jsonl", [{"conversations": [*sharegpt[0]["conversations"][:1], {"from": "observation"}]}]))
+    with pytest.raises(UserError, match=r"conversations\[1\]\.from must be system, user, assistant or tool"):
+        rows_of(write("tool.jsonl", [{"conversations": [*sharegpt[0]["conversations"][:1], {"from": "narrator"}]}]))
 
     splits = load_splits(section(write("m.jsonl", [{"messages": [{**m, "name": "x"} for m in CHAT], "prompt": "Hi"}])))
     assert splits.train == [{"messages": CHAT}] and splits.report.ignored_columns == ["prompt"]
@@ -253,8 +253,8 @@ PAIR = {"prompt": "p", "chosen": "c", "rejected": "r"}
         (
             "preference",
             PAIR,
-            {"prompt": ASK, "chosen": [{"role": "tool", "content": "hunter2"}], "rejected": WORSE},
-            r"chosen\[0\]\.role must be system, user or assistant",
+            {"prompt": ASK, "chosen": [{"role": "critic", "content": "hunter2"}], "rejected": WORSE},
+            r"chosen\[0\]\.role must be system, user, assistant or tool",
         ),
         ("preference", PAIR, {"chosen": "hunter2", "rejected": "r"}, r"are text, so a prompt is needed beside them"),
         ("preference", PAIR, {"chosen": ANSWER, "rejected": WORSE}, r"must begin with the same messages"),
