@@ -131,7 +131,7 @@ class SequenceToSequence(Objective):
             with truncation_side(self.tokenizer, side):
                 source = self.encode([row], truncation=True, max_length=limits[0])[0]
         if any(long):
-            count_cut(report, policy, 1, True)
+            count_cut(report, policy)
         report.stopped += not long[1]
         return source, target[: limits[1]]  # a cut target does not end, and is not taught to
 

@@ -66,8 +66,8 @@ class ChatTemplate:
         self._end = re.compile(rf"\s*({'|'.join(map(re.escape, longest_first))})") if tokens else None
         self._last = re.compile(rf"({'|'.join(map(re.escape, longest_first))})\s*\Z") if tokens else None
         self.marked = bool(_MARKERS.search(str(tokenizer.chat_template)))
-        # How tool calls are handed over: the text of a message without one, and whether arguments are JSON text.
-        self._empty: str | None = ""
+        # How calls are handed over: with an empty text beside them or none, and with arguments as JSON text or not.
+        self._empty_text = True
         self._arguments_as_text = False
         self._probe()
 
@@ -122,7 +122,8 @@ class ChatTemplate:
         for message in messages:
             given = {name: value for name, value in message.items() if name != "train"}
             if given.get("tool_calls"):
-                given["content"] = given["content"] or self._empty
+                if not given["content"] and not self._empty_text:
+                    del given["content"]
                 if self._arguments_as_text:
                     given["tool_calls"] = [_with_text(call) for call in given["tool_calls"]]
             found.append(given)
@@ -189,11 +190,10 @@ class ChatTemplate:
     @cached_property
     def call_forms(self) -> dict[bool, _Call | None]:
         """What is written around the calls of a message without and with text; settles how they are handed over."""
-        for as_text, empty in product((False, True), ("", None)):
-            self._empty, self._arguments_as_text = empty, as_text
+        for self._arguments_as_text, self._empty_text in product((False, True), (True, False)):
             if alone := self._call_form(""):
                 return {False: alone, True: self._call_form(f"{_PLACEHOLDER}0cx")}
-        self._empty, self._arguments_as_text = "", False
+        self._arguments_as_text, self._empty_text = False, True
         return {False: None, True: None}
 
     def _call_form(self, content: str) -> _Call | None:
@@ -232,8 +232,12 @@ class ChatTemplate:
             header = len(prompted)
         else:
             header = next((i for i, (one, other) in enumerate(zip(full, plain, strict=False)) if one != other), 0)
-            if plain[header : header + 1] != "0":
+            # What they share may reach into what stands before every answer.
+            back = (i for i in range(len(self._lead) + 1) if plain.startswith(f"{self._lead}0", header - i))
+            inside = next(back, 0 if plain[header : header + 1] == "0" else None)
+            if inside is None:
                 return None
+            header -= inside
         return full[header:start], full[end:]
 
     # Turns in a conversation

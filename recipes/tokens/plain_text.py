@@ -96,7 +96,7 @@ def tokenize_documents(
         elif not _add_parts(table, report, parts, positions if packing == "documents" else None):
             dropped["nothing to predict"] += 1
         elif len(ids) > max_length:
-            count_cut(report, truncation, len(parts), True)
+            count_cut(report, truncation, len(parts))
     # Of packed rows no end is lost; a row that was cut at its end has lost its own.
     lost = report.truncated if truncation == "keep_start" else report.continued
     report.stopped, report.dropped = report.rows_kept - lost, dict(dropped)

@@ -195,7 +195,7 @@ def _count(
     report.tokens += sum(len(answer.ids) for answer in answers)
     report.supervised_tokens += sum(len(answer.ids) - max(start, 1) for answer in answers)
     if answers != whole:
-        count_cut(report, truncation, 1, True)
+        count_cut(report, truncation)
     report.stopped += all(answer.stopped for answer in answers)
 
 

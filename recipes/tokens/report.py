@@ -16,7 +16,7 @@ class TokenizationReport:
         truncated: kept rows that were cut at the longest length.
         beginnings_cut: those of them that have lost their beginning, not their end.
         pieces: kept rows that are pieces of longer ones, which were split.
-        continued: those of them that do not hold their row's end.
+        continued: those of them behind which more is learned of their row.
         empty_pieces: pieces left out because nothing in them is supervised.
         tokens: tokens in the kept rows.
         supervised_tokens: labels that a causal model is trained on: those other than -100 from the second

@@ -92,12 +92,12 @@ def tokenize_rows(
                 labels.extend(part_labels)
                 ends.append(len(ids))
             if cut:
-                count_cut(report, truncation, len(kept), bool(counts[-1]))
+                count_cut(report, truncation, len(kept))
                 report.empty_pieces += len(parts) - len(kept)
             report.supervised_tokens += sum(counts)
             report.merged += merged
-            if counts[-1] and not (cut and truncation == "keep_start"):
-                report.stopped += _ends_in(parts[-1][1], stops, tokenizer)
+            if not (cut and truncation == "keep_start"):
+                report.stopped += _ends_in(kept[-1][1], stops, tokenizer)
     report.rows_kept, report.tokens, report.dropped = len(ends) - 1, len(ids), dict(dropped)
     if not report.rows_kept:
         raise UserError(_nothing_left(report, max_length, truncation))
@@ -107,20 +107,22 @@ def tokenize_rows(
 
 
 def stop_ids(tokenizer: Any) -> list[int]:
-    """Ids at which generation has to stop: the end-of-sequence token, and the token with which the chat
-    template ends an assistant turn where that is another one. For the saved generation config.
+    """Ids at which generation has to stop: the end-of-sequence token, and the tokens with which the chat template ends
+    an assistant turn and one that calls a tool, where those are others. For the saved generation config.
 
     Raises:
         UserError: there is neither.
     """
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     try:
-        token = ChatTemplate(tokenizer).end_token
+        template = ChatTemplate(tokenizer)
+        ends = [template.end_token, template.call_end]
     except UserError:  # no template, or one that cannot hold a conversation: then eos alone is what there is
-        token = None
-    turn_end = tokenizer.convert_tokens_to_ids(token) if token else None
-    if turn_end is not None and turn_end not in ids:
-        ids.append(turn_end)
+        ends = []
+    for token in filter(None, ends):
+        turn_end = tokenizer.convert_tokens_to_ids(token)
+        if turn_end is not None and turn_end not in ids:
+            ids.append(turn_end)
     if not ids:
         raise UserError(
             "The tokenizer has no eos_token and its chat template writes no end-of-turn token: "

@@ -42,11 +42,11 @@ def first_kept(ids: list[int], bos: int | None) -> int:
     return int(bos is not None and ids[:1] == [bos])
 
 
-def count_cut(report: TokenizationReport, truncation: Truncation, kept: int, last_kept: bool) -> None:
-    """Count a longer row of which `kept` rows came; `last_kept`: the one with its end is among them."""
+def count_cut(report: TokenizationReport, truncation: Truncation, kept: int = 1) -> None:
+    """Count a longer row of which `kept` rows came."""
     if truncation == "split":
         report.pieces += kept
-        report.continued += kept - last_kept
+        report.continued += kept - 1
     else:
         report.truncated += kept
         report.beginnings_cut += kept * (truncation == "keep_end")
