@@ -82,7 +82,8 @@ FAMILIES = {
     "deepseek": Family(
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% elif m.role == 'user' %}"
         "{{ '<｜User｜>' + m.content }}{% else %}{{ '<｜Assistant｜>' + m.content.split('</think>')[-1] + "
-        "'<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}",
+        "'<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}",
         ("<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
         "",
         "<｜end▁of▁sentence｜>",
@@ -90,7 +91,8 @@ FAMILIES = {
     "numbers turns": Family(
         "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' + loop.index | string + '\n' + m.content + "
         "'<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' + (messages | length + 1) | string + '\n' }}{% endif %}",
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' + (messages | length + 1) | string + '\n' }}"
+        "{% endif %}",
         ("<|im_start|>", "<|im_end|>"),
         "",
         "<|im_end|>",
@@ -165,7 +167,8 @@ def call(content: str = "", *cities: str) -> Message:
 MISTRAL = (
     "{{ bos_token }}{% set last = messages | selectattr('role', 'equalto', 'user') | list | last %}"
     "{% for m in messages %}{% if m.role == 'user' %}{% if tools is not none and m == last %}"
-    "{{ '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}{{ '[INST] ' + m.content + '[/INST]' }}"
+    "{{ '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}"
+    "{{ '[INST] ' + m.content + '[/INST]' }}"
     "{% elif m.tool_calls is defined %}{{ '[TOOL_CALLS] [' }}{% for c in m.tool_calls %}"
     "{% if c.id is not defined or c.id | length != 9 %}{{ raise_exception('Tool call IDs should have length 9!') }}"
     '{% endif %}{{ \'{"name": "\' + c.function.name + \'", "arguments": \' + c.function.arguments | tojson + '

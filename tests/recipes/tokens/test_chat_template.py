@@ -1,6 +1,7 @@
 """What a chat template writes for a turn is found exactly, or the row is refused."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def located(tokenizer, messages, tools=None, turns=None):
     bare = [{name: value for name, value in message.items() if name != "train"} for message in messages]
     if "strftime_now" not in tokenizer.chat_template:
         assert text == tokenizer.apply_chat_template(bare, tools=tools, tokenize=False)
-    assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
     return [text[start:end] for start, end in spans]
 
 
@@ -131,8 +132,8 @@ MISBEHAVED = {
     ),
     "repeated": (CHATML.replace("{{ m.content", "{{ m.content }} {{ m.content"), "exactly once"),
     "answers swapped": (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ messages[-loop.index].content if m.role == 'assistant' and "
-        "messages | length > 3 else m.content }}<|im_end|>\n{% endfor %}",
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ messages[-loop.index].content if m.role == 'assistant' "
+        "and messages | length > 3 else m.content }}<|im_end|>\n{% endfor %}",
         "leaves out message 2|cannot tell for certain",
     ),
     "cut": (CHATML.replace("m.content", "m.content[:40]"), "cannot tell for certain"),
