@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from .data import DataReport
     from .prepare import Prepared
     from .run_folder import RunFolder
     from .schema import Recipe
@@ -60,16 +61,31 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
         console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
     held = prepared.held_out.report.rows_kept if prepared.held_out else 0
     console.print(f"[bold]{'format':>11}[/bold]  {escape(report.recognised)}")
+    for name, value in source_lines(report):
+        console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
     console.print(f"[bold]{'held out':>11}[/bold]  {held:,} rows: {escape(report.split)}")
     dropped = _counted({**tokens.dropped, **report.left_out, "unusable": report.rows_skipped}) or "none"
     console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}{_split(tokens)}")
     if prepared.held_out and (lost := _counted(prepared.held_out.report.dropped)):
         console.print(f"[bold]{'':>11}[/bold]  of the held-out rows {lost}")
+    if tokens.made:
+        console.print(f"[bold]{'tokens':>11}[/bold]  {escape(tokens.made)}")
     for warning in [*unstopped(tokens), *report.warnings, *tokens.warnings]:
         console.print(f"[bold]Warning:[/bold] {escape(warning)}")
     console.print("Three rows, what is trained on between ⟦ and ⟧:")
     for row in prepared.objective.preview(prepared.train, 3):
         console.print(escape(row), style="dim")
+
+
+# Sources that are listed one by one.
+_SOURCES = 20
+
+
+def source_lines(report: "DataReport") -> list[tuple[str, str]]:
+    """A line for each source: what it holds, and what became of its rows."""
+    parts = [*report.by_source, *report.by_eval_source]
+    lines = [("source" if part in report.by_source else "eval source", part.describe()) for part in parts[:_SOURCES]]
+    return [*lines, ("", f"and {len(parts) - _SOURCES} more sources")] if len(parts) > _SOURCES else lines
 
 
 def _counted(causes: dict[str, int]) -> str:

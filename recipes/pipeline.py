@@ -253,7 +253,8 @@ def check_held_out(pipeline: Pipeline, prepared: Mapping[str, Prepared]) -> list
     for index, later in enumerate(known):
         held = {prompt_key(row) for row in prepared[later.name].splits.eval}
         for earlier in known[:index]:
-            shared = len(held & {prompt_key(row) for row in prepared[earlier.name].splits.train})
+            trained = prepared[earlier.name].splits.train
+            shared = len({key for row in trained if (key := prompt_key(row)) in held})
             if not shared:
                 continue
             fault = f"{shared} of the {len(held)} prompts that stage {later.name} holds out are trained on in stage "

@@ -65,6 +65,9 @@ MAX_MARGIN = 1_000_000
 _ALIASES = {"completions": ("responses",), "scores": ("rewards",)}
 
 
+Gather = Callable[[list[Row]], scored.Gathered]
+
+
 class Shape(NamedTuple):
     """A form of row met in practice.
 
@@ -77,7 +80,8 @@ class Shape(NamedTuple):
         keeps_rest: the other columns stay in the row.
         on_request: only taken where `data.format` asks for its format, because it leaves out what the row is about.
         also: another name under which `data.format` may ask for it: that of the rows before they are gathered.
-        gather: makes the canonical rows of all files, of the format `also`, into rows of `format`.
+        gather: makes the canonical rows of a source, of the format `also`, into rows of `format`.
+        whole: a row has all that is gathered of its prompt.
     """
 
     name: str
@@ -88,7 +92,8 @@ class Shape(NamedTuple):
     keeps_rest: bool = False
     on_request: bool = False
     also: str = ""
-    gather: Callable[[list[Row]], scored.Gathered] | None = None
+    gather: Gather | None = None
+    whole: bool = True
 
     def fits(self, row: Row) -> bool:
         return all(any(name in row for name in (key, *_ALIASES.get(key, ()))) for key in self.keys)
@@ -391,6 +396,7 @@ SHAPES = (
             convert,
             also="scored",
             gather=scored.pairs,
+            whole=not how,
         )
         for keys, how, convert in _SCORED
     ),

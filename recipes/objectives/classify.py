@@ -1,14 +1,14 @@
 """Objective `classify`: a class, several labels or a value for each text."""
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..label_metrics import accuracy, macro_f1, set_f1
-from ..tokens.truncation import TOO_LONG
+from ..tokens.labelled import checked_label, target_of, tokenize_texts
+from ..tokens.truncation import cut
 from .base import Row
-from .labelled import Labelled, batches, listed
+from .labelled import Labelled, listed
 from .trainers import check_smoothing
 
 if TYPE_CHECKING:
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
     from ..data import Splits
     from ..evaluation import Sample
-    from ..tokens.report import TokenizedData
-
-Label = str | int | float | list[str]
+    from ..tokens.report import TokenizedData, Tokenizing
 
 
 class TextClassification(Labelled):
@@ -32,7 +30,7 @@ class TextClassification(Labelled):
         check_smoothing(self.arguments, self.config)
         self.set_start_token()
         problem = self.options.problem
-        labels: Any = ([_checked(row["label"], problem) for row in rows] for rows in (splits.train, splits.eval))
+        labels: Any = ([checked_label(row["label"], problem) for row in rows] for rows in (splits.train, splits.eval))
         train, held_out = labels
         if problem == "single-label":
             self.shown = ("accuracy", "macro_f1", "loss", "majority_share")
@@ -52,42 +50,12 @@ class TextClassification(Labelled):
             self.mean = sum(train) / len(train)
         self.check_best_metric()
 
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        from datasets import Dataset
+    def tokenizing(self) -> "Tokenizing":
+        from ..tokens.report import Tokenizing
 
-        from ..tokens.report import TokenizationReport, TokenizedData
-
-        limit = self.max_length
-        report = TokenizationReport(rows=len(rows))
-        ids: list[list[int]] = []
-        labels: list[Any] = []
-        for batch in batches(rows):
-            for row, whole in zip(batch, self._encode([row["text"] for row in batch]), strict=True):
-                report.longest = max(report.longest, len(whole))
-                long = len(whole) > limit
-                if not whole or (long and self.recipe.data.truncation == "drop"):
-                    cause = TOO_LONG if whole else "without a token"
-                    report.dropped[cause] = report.dropped.get(cause, 0) + 1
-                    continue
-                report.truncated += long
-                ids.append(self._cut([row["text"]])[0] if long else whole)
-                labels.append(self._target(row["label"]))
-        report.rows_kept = report.stopped = report.supervised_tokens = len(ids)  # a label a row
-        report.tokens = sum(map(len, ids))
-        if not ids:
-            causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
-            raise UserError(f"None of the {len(rows)} rows is left: {causes}. objective.max_length is {limit}")
-        return TokenizedData(Dataset.from_dict({"input_ids": ids, "labels": labels}), report)
-
-    def _encode(self, rows: list[str], **options: Any) -> list[list[int]]:
-        return self.tokenizer(rows, **options)["input_ids"]
-
-    def _target(self, label: Label) -> Any:
-        if self.options.problem == "single-label":
-            return self.numbers[self.name_of(label)]  # type: ignore[arg-type]
-        if isinstance(label, list):
-            return [float(name in label) for name in self.names]
-        return _checked(label, "regression")
+        settings = {"max_length": self.max_length, "problem": self.options.problem}
+        settings |= {"truncation": self.recipe.data.truncation}
+        return Tokenizing(tokenize_texts, settings | {"names": self.names, "numbered": self.options.labels})
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
@@ -137,11 +105,12 @@ class TextClassification(Labelled):
 
         found = []
         for row in spread(rows, self.recipe.eval.samples):
-            ids = self._cut([row["text"]])
+            ids = cut(self.tokenizer, [row["text"]], self.max_length, self.recipe.data.truncation)["input_ids"]
             if not ids[0]:
                 continue
             logits, _ = self.logits_of(model, [{"input_ids": ids[0]}])
-            found.append(Sample(row["text"], self._named(self._target(row["label"])), self._answer(logits[0])))
+            target = target_of(row["label"], self.options.problem, self.numbers, self.options.labels)
+            found.append(Sample(row["text"], self._named(target), self._answer(logits[0])))
         return found
 
     def _answer(self, logits: "torch.Tensor") -> str:
@@ -151,30 +120,3 @@ class TextClassification(Labelled):
             return self._named((logits > 0).float().tolist())
         best = int(logits.argmax())
         return f"{self.names[best]} ({logits.softmax(-1)[best].item():.0%})"
-
-
-def _checked(label: Label, problem: str) -> Label:
-    """The label as the problem has it.
-
-    Raises:
-        UserError: it is of another kind.
-    """
-    if problem == "single-label":
-        if isinstance(label, list):
-            raise UserError("objective.problem: the label of a row is a list: set it to multi-label")
-        if not isinstance(label, str) and (label < 0 or isinstance(label, float)):
-            raise UserError(
-                f"objective.problem: the label {label:g} is no class, which is text or a whole number from 0: set it "
-                "to regression if it is a value to predict"
-            )
-    elif problem == "multi-label" and not isinstance(label, list):
-        raise UserError("objective.problem: multi-label takes rows whose label is a list, found one that is none")
-    elif problem == "regression":
-        try:  # text in a CSV file
-            value = float(label)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError("objective.problem: regression takes rows whose label is a number, found one that is none")
-        return value
-    return label

@@ -9,7 +9,7 @@ from .preference import ReferencedTuning
 
 if TYPE_CHECKING:
     from ..log_probs import LogProbs
-    from ..tokens.report import TokenizedData
+    from ..tokens.report import TokenizedData, Tokenizing
 
 
 class KahnemanTverskyTuning(ReferencedTuning):
@@ -22,12 +22,13 @@ class KahnemanTverskyTuning(ReferencedTuning):
         # Of the reference; and, to estimate the KL divergence, of both on mismatched answers.
         self.passes = 3 if self.arguments.loss_type == "kto" else 1
 
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+    def tokenizing(self) -> "Tokenizing":
         from ..tokens.preferences import tokenize_labelled
 
-        rows = unpaired(rows, seed=self.recipe.data.seed)
-        truncation = self.recipe.data.truncation
-        data = tokenize_labelled(rows, self.tokenizer, max_length=self.max_length, truncation=truncation)
+        return super().tokenizing()._replace(function=tokenize_labelled)
+
+    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+        data = super().prepare(unpaired(rows, seed=self.recipe.data.seed))
         if self.arguments.loss_type == "kto":
             data = data._replace(dataset=with_mismatched(data.dataset, self.arguments.per_device_train_batch_size))
         return data

@@ -1,22 +1,19 @@
 """What a class for a text and a class for a word have in common."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..tokens.labelled import class_name
 from ..tokens.padding import by_length, pad_rows
-from ..tokens.truncation import truncation_side
-from .base import Objective, Row
+from .base import Objective
 from .trainers import check_best_metric, library_trainer
 
 if TYPE_CHECKING:
     import torch
-
-# Rows that a tokenizer is given at a time.
-BATCH = 512
 
 
 class Labelled(Objective):
@@ -77,15 +74,7 @@ class Labelled(Objective):
         Raises:
             UserError: a number beyond the names.
         """
-        names = self.options.labels
-        if isinstance(label, str) or not names:
-            return str(label)
-        if label >= len(names):
-            raise UserError(
-                f"objective.labels: the data have the class {label}, but only {len(names)} names are given, for the "
-                f"classes 0 to {len(names) - 1}"
-            )
-        return names[label]
+        return class_name(label, self.options.labels)
 
     def _check_names(self, names: list[str], found: list[str], known: list[str], problem_type: str | None) -> None:
         if self.options.labels and len(names) < 2 and problem_type != "multi_label_classification":
@@ -122,18 +111,6 @@ class Labelled(Objective):
         shown = [f"{name} {share:.1%}" for name, share in islice(self.shares.items(), 8)]
         more = f" and {len(self.names) - 8} more" if len(self.names) > 8 else ""
         return [("labels", f"{len(self.names)}: {', '.join(shown)}{more}")]
-
-    # Tokens
-
-    def _encode(self, rows: list[Any], **options: Any) -> Any:
-        """What the tokenizer makes of rows; `options` are the tokenizer's."""
-        raise NotImplementedError
-
-    def _cut(self, rows: list[Any]) -> Any:
-        """Rows of at most the longest length. The tokenizer cuts, so that what it writes at the ends stays there."""
-        side = "left" if self.recipe.data.truncation == "keep_end" else "right"
-        with truncation_side(self.tokenizer, side):
-            return self._encode(rows, truncation=True, max_length=self.max_length)
 
     # Trainer
 
@@ -201,9 +178,3 @@ class Labelled(Objective):
 def listed(names: Sequence[str]) -> str:
     shown = ", ".join(map(repr, names[:5]))
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    iterator = iter(rows)
-    while batch := list(islice(iterator, BATCH)):
-        yield batch

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
     from ..tokens.masking import Masking
-    from ..tokens.report import TokenizedData
+    from ..tokens.report import TokenizedData, Tokenizing
 
 # Tokens of a row that a preview shows: rows of plain text are as long as the model allows.
 _SHOWN = 64
@@ -29,16 +29,12 @@ class Pretraining(Objective):
 
     formats = ("text",)
 
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+    def tokenizing(self) -> "Tokenizing":
         from ..tokens.plain_text import tokenize_documents
+        from ..tokens.report import Tokenizing
 
-        return tokenize_documents(
-            rows,
-            self.tokenizer,
-            max_length=self.max_length,
-            packing=self.options.packing,
-            truncation=self.recipe.data.truncation,
-        )
+        settings = {"max_length": self.max_length, "packing": self.options.packing}
+        return Tokenizing(tokenize_documents, settings | {"truncation": self.recipe.data.truncation})
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         return super().preview(prepared._replace(dataset=_beginnings(prepared.dataset, count)), count)
@@ -116,17 +112,13 @@ class MaskedLanguageModel(Objective):
 
         return Masking(self.tokenizer, self.options, self.recipe.data.seed)
 
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+    def tokenizing(self) -> "Tokenizing":
         from ..tokens.plain_text import tokenize_pieces
+        from ..tokens.report import Tokenizing
 
-        options = self.options
-        return tokenize_pieces(
-            rows,
-            self.tokenizer,
-            max_length=self.max_length,
-            mlm_probability=options.mlm_probability,
-            whole_word=options.whole_word,
-        )
+        names = ("mlm_probability", "whole_word")
+        settings = {name: getattr(self.options, name) for name in names}
+        return Tokenizing(tokenize_pieces, {"max_length": self.max_length, **settings})
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         shown = _beginnings(
@@ -174,7 +166,7 @@ class MaskedLanguageModel(Objective):
         if not count:
             return []
         chosen = [rows[index * len(rows) // count] for index in range(count)]
-        pieces = MaskedLanguageModel.prepare(self, chosen).dataset
+        pieces = MaskedLanguageModel.tokenizing(self).run(chosen, self.tokenizer).dataset
         shown = pieces.select([index * len(pieces) // count for index in range(count)])
         return filled_masks(model, self.tokenizer, self.held_out_masking.fixed(shown), length=options.max_new_tokens)
 
@@ -194,18 +186,11 @@ class MaskedAndNextSentence(MaskedLanguageModel):
                 "BERT, or from a preset with model.config: {pooler: true, type_vocab_size: 2}"
             )
 
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+    def tokenizing(self) -> "Tokenizing":
         from ..tokens.plain_text import tokenize_pairs
 
-        options = self.options
-        return tokenize_pairs(
-            rows,
-            self.tokenizer,
-            max_length=self.max_length,
-            mlm_probability=options.mlm_probability,
-            whole_word=options.whole_word,
-            seed=self.recipe.data.seed,
-        )
+        pieces = super().tokenizing()
+        return pieces._replace(function=tokenize_pairs, settings=pieces.settings | {"seed": self.recipe.data.seed})
 
     def named(self, figures: dict[str, float]) -> dict[str, float]:
         return {"loss": figures["masked_loss"] + figures["next_sentence_loss"], **figures}

@@ -12,7 +12,7 @@ from .trainers import built, train_routers
 if TYPE_CHECKING:
     from ..evaluation import Sample
     from ..log_probs import LogProbs
-    from ..tokens.report import TokenizedData
+    from ..tokens.report import TokenizedData, Tokenizing
 
 # How far a policy may be from its reference before the first step: rounding only, since both run the same kernels.
 START_TOLERANCE = 1e-6
@@ -24,11 +24,11 @@ class PreferenceTuning(Objective):
     formats: ClassVar[tuple[str, ...]] = ("preference",)
     shown: tuple[str, ...] = ("loss", "accuracy", "margin")
 
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+    def tokenizing(self) -> "Tokenizing":
         from ..tokens.preferences import tokenize_pairs
+        from ..tokens.report import Tokenizing
 
-        truncation = self.recipe.data.truncation
-        return tokenize_pairs(rows, self.tokenizer, max_length=self.max_length, truncation=truncation)
+        return Tokenizing(tokenize_pairs, {"max_length": self.max_length, "truncation": self.recipe.data.truncation})
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         from ..tokens.preferences import marked

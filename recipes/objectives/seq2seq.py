@@ -1,5 +1,6 @@
 """Objective `seq2seq`, and `sft` of an encoder-decoder: the encoder reads a text, the decoder writes another."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -8,18 +9,21 @@ from ..introspection import class_fields
 from ..label_metrics import accuracy, error_rate
 from ..schema import WHOLE_SOURCE
 from ..soft_prompts import positions_taken
-from ..tokens.chat_template import answer_text, prompt_text
 from ..tokens.padding import by_length, pad_rows
 from ..tokens.report import IGNORE
-from ..tokens.truncation import count_cut, truncation_side
+from ..tokens.sequences import asked_text, encode_sources, target_text, tokenize_sequences
 from .base import Objective, Row, checked_length
-from .labelled import batches
 from .trainers import check_best_metric, check_smoothing, library_trainer
 
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
-    from ..tokens.report import TokenizationReport, TokenizedData
+    from ..tokens.packing import TrainingRows
+    from ..tokens.report import TokenizedData, Tokenizing
+
+
+# Parts that a row's two limits are counted in where rows hold several pairs.
+_WHOLE = 4096
 
 
 class SequenceToSequence(Objective):
@@ -66,78 +70,12 @@ class SequenceToSequence(Objective):
         source, target = self.limits
         return source if positions_taken(self.recipe.adapter.kind, 1, reads_apart=True)[0] else target
 
-    def encode(self, rows: Sequence[Row], **options: Any) -> list[list[int]]:
-        """The tokens of each row's source; `options` are the tokenizer's, for cutting."""
-        return self.tokenizer([row["source"] for row in rows], **options)["input_ids"]
+    def tokenizing(self) -> "Tokenizing":
+        from ..tokens.report import Tokenizing
 
-    def target(self, row: Row) -> str:
-        """The text that the decoder has to write."""
-        return row["target"]
-
-    def asked(self, row: Row) -> str:
-        """The source as a person reads it."""
-        return row["source"]
-
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Labels: what the tokenizer makes of a target, without the start token that the model puts there itself, and
-        with the end token."""
-        start, end = self.config.decoder_start_token_id, self.tokenizer.eos_token_id
-        found = []
-        for ids in self.tokenizer(text_target=list(texts))["input_ids"]:
-            body = ids[1:] if ids[:1] == [start] and start != end else ids
-            found.append(body if body[-1:] == [end] else [*body, end])
-        return found
-
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        from datasets import Dataset
-
-        from ..tokens.report import TokenizationReport, TokenizedData
-
-        report = TokenizationReport(rows=len(rows))
-        sources: list[list[int]] = []
-        targets: list[list[int]] = []
-        for batch in batches(rows):
-            encoded = self.encode(batch), self.encode_targets([self.target(row) for row in batch])
-            for row, source, target in zip(batch, *encoded, strict=True):
-                kept = self._fitted(row, source, target, report)
-                if kept is not None:
-                    sources.append(kept[0])
-                    targets.append(kept[1])
-        report.rows_kept = len(sources)
-        report.supervised_tokens = sum(map(len, targets))
-        report.tokens = sum(map(len, sources)) + report.supervised_tokens
-        if not sources:
-            causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
-            raise UserError(f"None of the {len(rows)} rows is left to train on: {causes or 'there are none'}")
-        return TokenizedData(Dataset.from_dict({"input_ids": sources, "labels": targets}), report)
-
-    def _fitted(
-        self, row: Row, source: list[int], target: list[int], report: "TokenizationReport"
-    ) -> tuple[list[int], list[int]] | None:
-        """A row within the limits, counted in the report; None: it is left out."""
-        limits, policy = self.limits, self.recipe.data.truncation
-        report.longest = max(report.longest, len(source), len(target))
-        cause = self.unusable(row) or ("" if source else "without a token in the source")
-        long = [len(ids) > limit for ids, limit in zip((source, target), limits, strict=True)]
-        # Without its beginning, a target would teach the decoder to start in the middle.
-        too_long = long if policy == "drop" else [False, long[1] and policy == "keep_end"]
-        if not cause and any(too_long):
-            cause = f"longer than {self.limit_names[too_long.index(True)]} ({limits[too_long.index(True)]})"
-        if cause:
-            report.dropped[cause] = report.dropped.get(cause, 0) + 1
-            return None
-        if long[0]:  # the tokenizer cuts, so that what it writes at the ends stays there
-            side = "left" if policy == "keep_end" else "right"
-            with truncation_side(self.tokenizer, side):
-                source = self.encode([row], truncation=True, max_length=limits[0])[0]
-        if any(long):
-            count_cut(report, policy)
-        report.stopped += not long[1]
-        return source, target[: limits[1]]  # a cut target does not end, and is not taught to
-
-    def unusable(self, row: Row) -> str:
-        """Why a row is left out whatever its length, or nothing."""
-        return ""
+        settings: dict[str, Any] = {"limits": list(self.limits), "limit_names": list(self.limit_names)}
+        settings |= {"start_token_id": self.config.decoder_start_token_id}
+        return Tokenizing(tokenize_sequences, settings | {"truncation": self.recipe.data.truncation})
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
@@ -145,23 +83,47 @@ class SequenceToSequence(Objective):
 
     # Trainer
 
+    @property
+    def packs(self) -> bool:
+        """Whether rows hold several pairs."""
+        return self.options.packing == "documents"
+
+    def training_rows(self, data: Any) -> "TrainingRows | None":
+        from ..tokens.packing import TrainingRows, joiner_of_pairs, row_lengths
+
+        if not self.packs:
+            return None
+        # A pair takes of both limits; what it takes more of is what counts.
+        lengths = [
+            max(-(-length * _WHOLE // limit) for length, limit in zip(pair, self.limits, strict=True))
+            for pair in zip(*(row_lengths(data, name) for name in ("input_ids", "labels")), strict=True)
+        ]
+        start = self.config.decoder_start_token_id
+        assert start is not None  # set in `configure`
+        join = joiner_of_pairs(start)
+        return TrainingRows(data, lengths=lengths, capacity=_WHOLE, join=join)
+
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Seq2SeqTrainer, Trainer
 
         def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             batch = pad_rows(rows, self.tokenizer.pad_token_id)
-            if self.arguments.label_smoothing_factor:
+            if self.arguments.label_smoothing_factor and "decoder_input_ids" not in batch:
                 # Smoothed labels never reach the model, so that it cannot make the decoder's input of them.
                 batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
             return batch
 
-        options: dict[str, Any] = {"adapter": adapter, "train_dataset": train, "eval_dataset": held_out}
+        packed, arguments = self.training_rows(train), copy.copy(self.arguments)
+        if packed is not None:
+            arguments.remove_unused_columns = False  # those of the decoder would be taken for unused
+        options: dict[str, Any] = {"adapter": adapter, "eval_dataset": held_out}
+        options["train_dataset"] = train if packed is None else packed
         options |= {"processing_class": self.tokenizer, "data_collator": collate}
         if not getattr(self.arguments, "predict_with_generate", False):
-            return library_trainer(Trainer, model, self.arguments, **options)
-        if self.arguments.generation_max_length is None and held_out is not None:
-            self.arguments.generation_max_length = self._answer_limit(held_out["labels"]) + 1  # and the start token
-        return library_trainer(Seq2SeqTrainer, model, self.arguments, compute_metrics=self.evaluated, **options)
+            return library_trainer(Trainer, model, arguments, **options)
+        if arguments.generation_max_length is None and held_out is not None:
+            arguments.generation_max_length = self._answer_limit(held_out["labels"]) + 1  # and the start token
+        return library_trainer(Seq2SeqTrainer, model, arguments, compute_metrics=self.evaluated, **options)
 
     def evaluated(self, prediction: Any) -> dict[str, float]:
         """Figures of the trainer's own evaluation with `predict_with_generate`."""
@@ -231,9 +193,12 @@ class SequenceToSequence(Objective):
         chosen = spread(rows, options.samples)
         if not chosen:
             return []
-        encoded = [{"input_ids": ids} for ids in self.encode(chosen, truncation=True, max_length=self.limits[0])]
+        encoded = [
+            {"input_ids": ids}
+            for ids in encode_sources(chosen, self.tokenizer, self.limits[0], self.recipe.data.truncation)
+        ]
         answers = self.answers(model, encoded, min(options.max_new_tokens, self.limits[1]))
-        return [Sample(self.asked(row), self.target(row), a) for row, a in zip(chosen, answers, strict=True)]
+        return [Sample(asked_text(row), target_text(row), a) for row, a in zip(chosen, answers, strict=True)]
 
     def finish(self, model: Any) -> None:
         super().finish(model)
@@ -257,9 +222,13 @@ class SupervisedSequences(SequenceToSequence):
             for where in (("trl.trainer.sft_config", "SFTConfig"), ("transformers.training_args", "TrainingArguments"))
         )
         idle = [n for n, value in self.recipe.train.items() if n not in shared and value != own[n].default]
-        if wrong := [name for name in idle if name != "max_length"]:
+        if wrong := [name for name in idle if name not in ("max_length", "packing")]:
             raise UserError(f"train.{wrong[0]}: has no effect on an encoder-decoder, only on a decoder: remove it")
         super().configure(splits)
+
+    @property
+    def packs(self) -> bool:
+        return self.arguments.packing
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -269,54 +238,6 @@ class SupervisedSequences(SequenceToSequence):
         if "max_length" in self.recipe.train:
             return source, target
         return min(source, self.arguments.max_length), min(target, self.arguments.max_length)
-
-    def encode(self, rows: Sequence[Row], **options: Any) -> list[list[int]]:
-        texts = [self._source(row) for row in rows]
-        # A chat template has written the special tokens already.
-        written = bool(_turns(rows[0])) and bool(self.tokenizer.chat_template)
-        return self.tokenizer(texts, add_special_tokens=not written, **options)["input_ids"]
-
-    def _source(self, row: Row) -> str:
-        turns = _turns(row)
-        if not turns:
-            return row["prompt"]
-        before = turns[:-1]
-        if before and self.tokenizer.chat_template:
-            return prompt_text(self.tokenizer, before, row.get("tools"))
-        if row.get("tools") or any("tool_calls" in turn for turn in turns):
-            raise UserError("data: the rows have tools, but the tokenizer has no chat template that could write them")
-        if len(before) > 1:
-            raise UserError(
-                "data: the rows are conversations of several turns, but the tokenizer has no chat template: use one "
-                "that has, or give prompt and completion as plain text"
-            )
-        return before[0]["content"] if before else ""
-
-    def unusable(self, row: Row) -> str:
-        turns = _turns(row)
-        if turns and turns[-1].get("tool_calls"):
-            raise UserError(
-                "data: a row ends with a tool call, and how an encoder-decoder writes one no template says: leave it "
-                "out, or write the call into the message's content"
-            )
-        if turns and turns[-1].get("train") is False:
-            return "whose last answer is not trained on"
-        return "without a message before the answer" if len(turns) == 1 else ""
-
-    def target(self, row: Row) -> str:
-        turns = _turns(row)
-        return turns[-1]["content"] if turns else row["completion"]
-
-    def asked(self, row: Row) -> str:
-        turns = _turns(row)
-        return answer_text(turns[-2:][0]) if turns else row["prompt"]
-
-
-def _turns(row: Row) -> list[dict[str, Any]]:
-    """The messages of a row, the answer last; none where it is plain text."""
-    if "messages" in row:
-        return row["messages"]
-    return [*row["prompt"], *row["completion"]] if isinstance(row["prompt"], list) else []
 
 
 def _figures(references: Sequence[str], answers: Sequence[str]) -> dict[str, float]:

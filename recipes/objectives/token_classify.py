@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..label_metrics import accuracy, macro_f1, marks_spans, span_f1
+from ..tokens.labelled import beginnings, tokenize_words
 from ..tokens.report import IGNORE
-from ..tokens.truncation import TOO_LONG
+from ..tokens.truncation import cut
 from .base import Row
-from .labelled import Labelled, batches
+from .labelled import Labelled
 from .trainers import check_smoothing
 
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
-    from ..tokens.report import TokenizedData
+    from ..tokens.report import TokenizedData, Tokenizing
 
 
 class TokenClassification(Labelled):
@@ -40,60 +41,11 @@ class TokenClassification(Labelled):
         self.shown = (*first, "loss", "majority_share")
         self.check_best_metric()
 
-    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        from datasets import Dataset
+    def tokenizing(self) -> "Tokenizing":
+        from ..tokens.report import Tokenizing
 
-        from ..tokens.report import TokenizationReport, TokenizedData
-
-        limit = self.max_length
-        report = TokenizationReport(rows=len(rows))
-        ids: list[list[int]] = []
-        labels: list[list[int]] = []
-        beyond = silent = 0
-        for batch in batches(rows):
-            encoded = self._encode([row["tokens"] for row in batch])
-            for index, row in enumerate(batch):
-                words = encoded.word_ids(index)
-                report.longest = max(report.longest, len(words))
-                kept, place = encoded, index
-                silent += len(row["tokens"]) - len(set(words) - {None})
-                own = words
-                if len(words) > limit and self.recipe.data.truncation == "drop":
-                    report.dropped[TOO_LONG] = report.dropped.get(TOO_LONG, 0) + 1
-                    continue
-                if len(words) > limit:
-                    kept, place = self._cut([row["tokens"]]), 0
-                    own = kept.word_ids(0)
-                    if self.recipe.data.truncation == "keep_end":
-                        own = _whole_words(words, own)
-                    beyond += len(set(words) - set(own) - {None})
-                    report.truncated += 1
-                targets = self._targets(own, row["tags"])
-                if all(target == IGNORE for target in targets):
-                    report.dropped["without a token"] = report.dropped.get("without a token", 0) + 1
-                    continue
-                ids.append(kept["input_ids"][place])
-                labels.append(targets)
-        report.rows_kept = report.stopped = len(ids)
-        report.tokens = sum(map(len, ids))
-        report.supervised_tokens = sum(target != IGNORE for row in labels for target in row)
-        if not ids:
-            causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
-            raise UserError(f"None of the {len(rows)} rows is left: {causes}. objective.max_length is {limit}")
-        for count, why in ((beyond, f"lie beyond {limit} tokens"), (silent, "have no token")):
-            if count:
-                report.warnings.append(f"{count:,} words {why}: they are neither trained on nor measured")
-        return TokenizedData(Dataset.from_dict({"input_ids": ids, "labels": labels}), report)
-
-    def _encode(self, rows: list[list[str]], **options: Any) -> Any:
-        return self.tokenizer(rows, is_split_into_words=True, **options)
-
-    def _targets(self, words: Sequence[int | None], tags: Sequence[str | int]) -> list[int]:
-        """For each token the class of the word that it begins; -100 for the others."""
-        targets = [IGNORE] * len(words)
-        for place, word in _beginnings(words):
-            targets[place] = self.numbers[self.name_of(tags[word])]
-        return targets
+        settings = {"max_length": self.max_length, "names": self.names, "numbered": self.options.labels}
+        return Tokenizing(tokenize_words, settings | {"truncation": self.recipe.data.truncation})
 
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
@@ -143,8 +95,9 @@ class TokenClassification(Labelled):
 
         found = []
         for row in spread(rows, self.recipe.eval.samples):
-            encoded = self._cut([row["tokens"]])
-            begins = _beginnings(encoded.word_ids(0))
+            policy = self.recipe.data.truncation
+            encoded = cut(self.tokenizer, [row["tokens"]], self.max_length, policy, is_split_into_words=True)
+            begins = beginnings(encoded.word_ids(0))
             if not begins:
                 continue
             logits, _ = self.logits_of(model, [{"input_ids": encoded["input_ids"][0]}])
@@ -154,16 +107,3 @@ class TokenClassification(Labelled):
             answer = " ".join(f"{word}/{self.names[best[place]]}" for word, _, place in words)
             found.append(Sample(" ".join(row["tokens"]), reference, answer))
         return found
-
-
-def _whole_words(words: Sequence[int | None], kept: Sequence[int | None]) -> list[int | None]:
-    """The words of the kept tokens of a row, without one whose first token was cut off."""
-    first = next((word for word in kept if word is not None), None)
-    cut = kept.count(first) < words.count(first)
-    return [None if cut and word == first else word for word in kept]
-
-
-def _beginnings(words: Sequence[int | None]) -> list[tuple[int, int]]:
-    """(place, word) of the first token of each word, from the number of the word that each token belongs to."""
-    before = (None, *words[:-1])
-    return [(i, word) for i, word in enumerate(words) if word is not None and word != before[i]]

@@ -10,7 +10,8 @@ from .fields import SHAPES
 from .library import ARCHITECTURE_REFUSED, LIMITS, LOG_LEVELS, architecture_model
 from .objectives import DPO_LOSSES, OBJECTIVES, WHOLE_SOURCE
 from .recipe import DEFAULT_KIND, KINDS, SECTIONS, Recipe, kind_in, refused_keys, section_model
-from .sections import DATA_FIELDS, ModelSection, Quantization
+from .sections import ModelSection, Quantization
+from .sources import DATA_FIELDS
 
 __all__ = [
     "ADAPTERS",

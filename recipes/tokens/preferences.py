@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..errors import UserError
-from .report import IGNORE, TokenizationReport, TokenizedData
+from .report import IGNORE, TokenizationReport, TokenizedData, row_wise
 from .supervised import stop_ids, tokenize_rows
 from .truncation import TOO_LONG, Truncation, count_cut, first_kept
 
@@ -38,6 +38,19 @@ class _Answer(NamedTuple):
         return _Answer(self.ids[:kept] + self.ids[start:], self.start - (start - kept), self.stopped)
 
 
+def _finish(report: TokenizationReport, *, max_length: int, truncation: Truncation = "drop") -> None:
+    """Raises:
+    UserError: no row is left.
+    """
+    if not report.rows_kept:
+        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
+        raise UserError(
+            f"None of the {report.rows} rows is left: {causes}. train.max_length is {max_length} and data.truncation "
+            f"is {truncation}; the longest sequence has {report.longest} tokens. Raise train.max_length."
+        )
+
+
+@row_wise(_finish, margin=0.0)
 def tokenize_pairs(
     rows: Sequence[Row], tokenizer: Any, *, max_length: int, truncation: Truncation = "drop"
 ) -> TokenizedData:
@@ -81,9 +94,10 @@ def tokenize_pairs(
             columns[name].append(value)
         _count(report, answers, whole, start, truncation)
         report.merged += any(answer.start > start for answer in answers)
-    return _finished(columns, report, dropped, max_length, truncation)
+    return _finished(columns, report, dropped)
 
 
+@row_wise(_finish)
 def tokenize_labelled(
     rows: Sequence[Row], tokenizer: Any, *, max_length: int, truncation: Truncation = "drop"
 ) -> TokenizedData:
@@ -109,7 +123,7 @@ def tokenize_labelled(
         for name, value in zip(columns, (ids[:start], ids[start:], bool(row["label"]), len(ids)), strict=True):
             columns[name].append(value)
         _count(report, [answer], [whole], start, truncation)
-    return _finished(columns, report, dropped, max_length, truncation)
+    return _finished(columns, report, dropped)
 
 
 def marked(prompt: list[int], answer: list[int], tokenizer: Any) -> str:
@@ -211,20 +225,8 @@ def _report_of(rows: Sequence[Row], sides: list[TokenizationReport]) -> Tokeniza
     return TokenizationReport(rows=len(rows), longest=max(side.longest for side in sides), warnings=warnings)
 
 
-def _finished(
-    columns: dict[str, list[Any]],
-    report: TokenizationReport,
-    dropped: Counter[str],
-    max_length: int,
-    truncation: Truncation,
-) -> TokenizedData:
+def _finished(columns: dict[str, list[Any]], report: TokenizationReport, dropped: Counter[str]) -> TokenizedData:
     from datasets import Dataset
 
     report.rows_kept, report.dropped = len(columns["prompt_ids"]), dict(dropped)
-    if not report.rows_kept:
-        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(dropped.items()))
-        raise UserError(
-            f"None of the {report.rows} rows is left: {causes}. train.max_length is {max_length} and data.truncation "
-            f"is {truncation}; the longest sequence has {report.longest} tokens. Raise train.max_length."
-        )
     return TokenizedData(Dataset.from_dict(columns), report)

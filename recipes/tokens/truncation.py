@@ -1,7 +1,6 @@
 """What becomes of rows that are longer than the limit: the policies of `data.truncation`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from .report import IGNORE, TokenizationReport
@@ -52,11 +51,12 @@ def count_cut(report: TokenizationReport, truncation: Truncation, kept: int = 1)
         report.beginnings_cut += kept * (truncation == "keep_end")
 
 
-@contextmanager
-def truncation_side(tokenizer: Any, side: str) -> Iterator[None]:
-    """The side on which the tokenizer cuts, and back to what it was."""
-    before, tokenizer.truncation_side = tokenizer.truncation_side, side
+def cut(tokenizer: Any, texts: Sequence[Any], limit: int, truncation: Truncation, **options: Any) -> Any:
+    """What the tokenizer makes of texts within the limit. It cuts them itself, so that what it writes at the ends stays
+    there: at the beginning for "keep_end", else at the end."""
+    before = tokenizer.truncation_side
+    tokenizer.truncation_side = "left" if truncation == "keep_end" else "right"
     try:
-        yield
+        return tokenizer(texts, truncation=True, max_length=limit, **options)
     finally:
         tokenizer.truncation_side = before

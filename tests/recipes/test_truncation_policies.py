@@ -13,6 +13,7 @@ from anyformer.recipes.data import load_splits
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.prepare import prepare
+from anyformer.recipes.tokens.sequences import encode_sources
 
 BASE = "model: {path: a/b}\ndata: {source: a.jsonl, truncation: %s}\nobjective: %s\ntrain: {output_dir: run}\n"
 OBJECTIVES = {
@@ -121,7 +122,7 @@ def test_sources_lose_their_beginning_and_targets_stay_whole(tmp_path):
     objective = prepare(recipe(*limits)).objective
     side = objective.tokenizer.truncation_side
     data = objective.prepare([{"source": "abcdefghijkl", "target": "xy"}, {"source": "a", "target": "uvwxyzuvw"}])
-    whole = objective.encode([{"source": "abcdefghijkl"}])[0]
+    (whole,) = encode_sources([{"source": "abcdefghijkl"}], objective.tokenizer)
     assert [row["input_ids"] for row in data.dataset] == [whole[-8:]]
     assert text(data.dataset[0]["labels"]) == "xy"
     report = data.report

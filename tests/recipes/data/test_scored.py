@@ -64,12 +64,22 @@ def test_answers_in_rows_of_their_own_are_gathered_by_prompt(write):
         {"prompt": "p", "chosen": "b", "rejected": "a", "margin": 2.0},
         {"prompt": "q", "chosen": "y", "rejected": "x", "margin": 2.0},
     ]
-    files = [write("b.jsonl", rows[:2]), write("c.jsonl", rows[2:])]
+    write("part-1.jsonl", rows[:2])
+    files = write("part-2.jsonl", rows[2:]).replace("part-2", "part-*")  # one source
     assert len(rows_of(files, ["preference"])) == 2
     # The limit is one of pairs: more rows are read.
     assert rows_of(files, ["preference"], max_rows=1) == [
         {"prompt": "p", "chosen": "b", "rejected": "a", "margin": 2.0}
     ]
+
+
+def test_a_stream_takes_rows_that_hold_all_answers(write):
+    rows = [ROW, ROW | {"prompt": "q"}, {"prompt": "tie", "completions": ["a", "b"], "scores": [1, 1]}]
+    splits = load_splits(section(write("a.jsonl", rows), streaming=True), ["preference"])
+    assert list(splits.train) == [PAIR, PAIR | {"prompt": "q"}] and splits.report.left_out != {}
+    single = write("b.jsonl", [{"prompt": "p", "completion": "c", "score": i} for i in range(2)])
+    with pytest.raises(UserError, match=r"data\.source: answers in rows of their own .*: remove data\.streaming"):
+        load_splits(section(single, streaming=True), ["preference"])
 
 
 def test_what_makes_no_pair_is_left_out_and_counted(write):
