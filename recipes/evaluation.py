@@ -46,11 +46,14 @@ def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: in
 
     from .tokens.padding import pad_rows
 
-    rows = sorted((dict(row) for row in dataset), key=lambda row: len(row["input_ids"]))
+    # Rows in token shards tell their lengths unread, and only those of a batch are held.
+    held = dataset if hasattr(dataset, "length") else [dict(row) for row in dataset]
+    length = getattr(dataset, "length", lambda index: len(held[index]["input_ids"]))
+    rows = sorted(range(len(held)), key=length)
     total, count = 0.0, 0
     with evaluating(model), torch.no_grad():
         for start in range(0, len(rows), batch_size):
-            padded = pad_rows(rows[start : start + batch_size], pad_token_id)
+            padded = pad_rows([held[index] for index in rows[start : start + batch_size]], pad_token_id)
             batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
             labels = batch.pop("labels")
             logits = model(**batch, use_cache=False).logits[:, -labels.shape[1] :]  # behind the soft prompt, if any

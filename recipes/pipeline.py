@@ -248,8 +248,11 @@ def check_held_out(pipeline: Pipeline, prepared: Mapping[str, Prepared]) -> list
         UserError: it happens with one source, which the stages split otherwise.
     """
     from .data import prompt_key
+    from .shards.selection import TokenDocuments
 
-    warnings, known = [], [stage for stage in pipeline.stages if stage.name in prepared]
+    # Documents in token shards are no prompts, and too many to be read for this.
+    listed = {name for name, stage in prepared.items() if not isinstance(stage.splits.train, TokenDocuments)}
+    warnings, known = [], [stage for stage in pipeline.stages if stage.name in listed]
     for index, later in enumerate(known):
         held = {prompt_key(row) for row in prepared[later.name].splits.eval}
         for earlier in known[:index]:

@@ -69,8 +69,7 @@ def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepa
         with found.step():
             if splits is not None:
                 objective.configure(splits)
-                rows_of: Any = splits.train  # a stream only where the objective reads rows once, see `cross_checks`
-                train = objective.prepare(rows_of)
+                train = objective.prepare_training(splits)
                 held_out = _held_out(objective, splits)
         with found.step():
             _check_soft_prompt(recipe, objective)

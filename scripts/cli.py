@@ -28,6 +28,8 @@ VERBS = {
     "list": "list_",
     "copy": "copy_",
     "families": "families",
+    "tokenizer": "tokenizer",
+    "tokenize": "tokenize_",
 }
 
 

@@ -58,6 +58,7 @@ FORMATS = (
     "token-classification",
     "source-target",
     "prompt",
+    "tokens",  # a folder of token shards, which has no rows of its own: see `recipes/shards`
 )
 # Margins are differences of rewards; beyond this the loss is all margin.
 MAX_MARGIN = 1_000_000

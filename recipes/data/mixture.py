@@ -34,7 +34,12 @@ class Mixture:
         if epoch_rows is not None and epoch_rows < 1:
             raise ValueError(f"epoch_rows must be at least 1, found {epoch_rows}")
         self.sizes, self.seed = list(sizes), seed
+        self._given: dict[str, Any] = {"weights": weights, "epoch_rows": epoch_rows, "seed": seed}
         self.rows_per_epoch = _apportioned(shares, sum(sizes) if epoch_rows is None else epoch_rows)
+
+    def resized(self, sizes: Sequence[int]) -> "Mixture":
+        """The same weights for other numbers of rows."""
+        return Mixture(sizes, **self._given)
 
     @property
     def resamples(self) -> bool:

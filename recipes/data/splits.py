@@ -70,16 +70,30 @@ class Splits:
     code: tuple[str, ...] = ()
 
     @property
+    def train_by_source(self) -> "Sequence[list[Row] | RowStream]":
+        """The training rows of each source by themselves."""
+        if isinstance(self.train, RowStream):
+            return self.train.parts()
+        rows = iter(self.train)
+        return [list(islice(rows, part.rows_train)) for part in self.report.by_source]
+
+    @property
     def digest(self) -> str:
         """Of all rows, in their order, and of the code that made them."""
         digest = hashlib.blake2b(digest_size=16)
         if isinstance(self.train, RowStream):
             digest.update(self.train.digest)
-        for row in (*(() if isinstance(self.train, RowStream) else self.train), None, *self.eval):
+        train = () if isinstance(self.train, RowStream) else _identities(self.train)
+        for row in (*train, None, *_identities(self.eval)):
             digest.update(json.dumps(row, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
         for code in self.code:
             digest.update(code.encode())
         return digest.hexdigest()
+
+
+def _identities(rows: Any) -> Any:
+    """What tells rows from others: their digest where they have one, as documents in shards do, else they."""
+    return [rows.digest] if hasattr(rows, "digest") else rows
 
 
 def load_splits(section: DataSection, accepts: Sequence[str] | None = None) -> Splits:
@@ -97,6 +111,10 @@ def load_splits(section: DataSection, accepts: Sequence[str] | None = None) -> S
     Raises:
         UserError: a file, row or setting that cannot be used, or nothing left on one side.
     """
+    from ..shards.splits import load_token_splits, names_shards
+
+    if names_shards(section):
+        return load_token_splits(section, accepts)
     if not 0 <= section.eval_fraction < 1:
         raise UserError(f"data.eval_fraction must be at least 0 and below 1, found {section.eval_fraction}.")
     report = DataReport()

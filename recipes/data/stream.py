@@ -25,7 +25,7 @@ class RowStream:
     """The training rows of a stream; each iteration reads the sources from their beginning.
 
     Args:
-        rows: begins to read them.
+        rows: begins to read them, those of one source where its number is given.
         sizes: rows of each source, as the first reading found them.
         digest: of all rows in their order.
 
@@ -33,15 +33,21 @@ class RowStream:
         UserError: while they are read, as where the sources hold another number of rows than at first.
     """
 
-    def __init__(self, rows: Callable[[], Iterator[Row]], sizes: Sequence[int], digest: bytes) -> None:
-        self._rows, self.sizes, self.digest = rows, list(sizes), digest
+    def __init__(
+        self, rows: Callable[[int | None], Iterator[Row]], sizes: Sequence[int], digest: bytes, only: int | None = None
+    ) -> None:
+        self._rows, self.sizes, self.digest, self._only = rows, list(sizes), digest, only
+
+    def parts(self) -> list["RowStream"]:
+        """The rows of each source by themselves."""
+        return [RowStream(self._rows, [size], self.digest, number) for number, size in enumerate(self.sizes)]
 
     def __len__(self) -> int:
         return sum(self.sizes)
 
     def __iter__(self) -> Iterator[Row]:
         count = 0
-        for count, row in enumerate(self._rows(), 1):  # noqa: B007
+        for count, row in enumerate(self._rows(self._only), 1):  # noqa: B007
             yield row
         if count != len(self):
             raise UserError(
@@ -71,6 +77,7 @@ class Streamed:
         self.built_in: dict[str, Loaded] = {}
         # A prompt of a built-in data set is where its group is, also in other sources.
         self.decided: dict[str, bool] = {}
+        self.sizes: list[int] = []  # training rows of each source, once they are counted
 
     def first_pass(self, report: DataReport, known: set[str]) -> tuple[RowStream, list[Row], int]:
         """Read everything once: counts, faults, held-out rows and the digest.
@@ -104,7 +111,8 @@ class Streamed:
                 heapq.heappop(held)
         report.sources = names
         kept = [row for _, _, row in sorted(held, key=lambda item: item[1])]
-        stream = RowStream(self._train, [part.rows_train for part in parts], digest.digest())
+        self.sizes = [part.rows_train for part in parts]
+        stream = RowStream(self._train, self.sizes, digest.digest())
         if not len(stream) and not kept:
             raise self.reader.nothing_found("data.source", names)
         if not len(stream) or (self.fraction and not kept):
@@ -128,17 +136,24 @@ class Streamed:
     def _hashed(self, name: str) -> bool:
         return in_held_out_part(name, eval_fraction=self.fraction, seed=self.section.seed)
 
-    def _train(self) -> Iterator[Row]:
+    def _train(self, only: int | None) -> Iterator[Row]:
+        if only is not None and not self.sizes[only]:
+            return
         again = Reader(self.reader.accepts, DataReport())
         again.converters, again.files = self.reader.converters, self.reader.files
         parts = [SourceReport(source.name) for source in self.sources]
-        yield from (found.row for found in self._sided(again, parts, []) if not found.held)
+        yield from (found.row for found in self._sided(again, parts, [], only) if not found.held)
 
-    def _sided(self, reader: Reader, parts: Sequence[SourceReport], names: list[str]) -> Iterator[_Sided]:
-        """The rows of all sources in their order, up to the limits of each and of all."""
+    def _sided(
+        self, reader: Reader, parts: Sequence[SourceReport], names: list[str], only: int | None = None
+    ) -> Iterator[_Sided]:
+        """The rows of all sources in their order, or of one, up to the limits of each and of all."""
         total = 0
         for number, (source, part) in enumerate(zip(self.sources, parts, strict=True)):
             taken = 0
+            if only is not None and number != only:
+                total += self.sizes[number]
+                continue
             if total == self.section.max_rows:
                 part.not_read = "not read, as data.max_rows was reached"
                 continue

@@ -92,7 +92,7 @@ class SequenceToSequence(Objective):
         from ..tokens.packing import TrainingRows, joiner_of_pairs, row_lengths
 
         if not self.packs:
-            return None
+            return super().training_rows(data)
         # A pair takes of both limits; what it takes more of is what counts.
         lengths = [
             max(-(-length * _WHOLE // limit) for length, limit in zip(pair, self.limits, strict=True))
@@ -101,7 +101,7 @@ class SequenceToSequence(Objective):
         start = self.config.decoder_start_token_id
         assert start is not None  # set in `configure`
         join = joiner_of_pairs(start)
-        return TrainingRows(data, lengths=lengths, capacity=_WHOLE, join=join)
+        return TrainingRows(data, lengths=lengths, capacity=_WHOLE, join=join, **self.drawn)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Seq2SeqTrainer, Trainer
@@ -113,11 +113,11 @@ class SequenceToSequence(Objective):
                 batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
             return batch
 
-        packed, arguments = self.training_rows(train), copy.copy(self.arguments)
-        if packed is not None:
+        arguments = copy.copy(self.arguments)
+        if self.packs:
             arguments.remove_unused_columns = False  # those of the decoder would be taken for unused
         options: dict[str, Any] = {"adapter": adapter, "eval_dataset": held_out}
-        options["train_dataset"] = train if packed is None else packed
+        options |= {"train_dataset": train, "rows": self.training_rows(train)}
         options |= {"processing_class": self.tokenizer, "data_collator": collate}
         if not getattr(self.arguments, "predict_with_generate", False):
             return library_trainer(Trainer, model, arguments, **options)

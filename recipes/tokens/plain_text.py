@@ -9,10 +9,11 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
+from .best_fit import best_fit, parts
 from .report import IGNORE, TokenizationReport, TokenizedData, row_wise
 from .truncation import TOO_LONG, Piece, Truncation, count_cut, pieces
 
@@ -134,16 +135,16 @@ def _blocks(texts: list[list[int]], size: int) -> Iterator[tuple[Sequence[int], 
 
 
 def _documents(texts: list[list[int]], size: int) -> Iterator[tuple[Sequence[int], list[int]]]:
-    from datasets import Dataset
-    from trl import pack_dataset
+    import numpy as np
 
-    if not texts:
-        return
-    # One batch: packed in several, each would leave half-filled rows.
-    options = {"batch_size": len(texts), "keep_in_memory": True}
-    whole = Dataset.from_dict({"input_ids": texts})
-    for row in pack_dataset(whole, seq_length=size, strategy="bfd_split", map_kwargs=options):
-        yield row["input_ids"], row["seq_lengths"]
+    lengths = np.array([len(ids) for ids in texts], dtype=np.int64)
+    starts, owners = parts(lengths, size)
+    order, bounds = best_fit(np.minimum(lengths[owners] - starts, size), size)
+    starts, owners = starts[order], owners[order]
+    for begin, end in pairwise(bounds.tolist()):
+        places = zip(owners[begin:end].tolist(), starts[begin:end].tolist(), strict=True)
+        pieces = [texts[text][start : start + size] for text, start in places]
+        yield list(chain.from_iterable(pieces)), [len(piece) for piece in pieces]
 
 
 def _single(texts: list[list[int]], size: int) -> Iterator[tuple[Sequence[int], list[int]]]:

@@ -1,7 +1,7 @@
 """What tokenisation gives: a data set of tokens and labels, and what became of the rows."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -72,6 +72,25 @@ class TokenizedData(NamedTuple):
 
     dataset: Any
     report: TokenizationReport
+
+
+def mixed(parts: "Sequence[TokenizedData]", sizes: Sequence[int], rows_per_epoch: Sequence[int]) -> TokenizedData:
+    """One data set of those of several sources, one after another.
+
+    Args:
+        sizes: rows of each; rows_per_epoch: how many of them an epoch holds, for the report: its tokens are those of
+            one epoch, on average.
+    """
+    from datasets import concatenate_datasets
+
+    report = TokenizationReport()
+    for part in parts:
+        report.add(part.report)
+    shares = [count / size for count, size in zip(rows_per_epoch, sizes, strict=True)]
+    for name in ("rows_kept", "tokens", "supervised_tokens", "truncated", "stopped", "merged"):
+        values = [getattr(part.report, name) for part in parts]
+        setattr(report, name, round(sum(value * share for value, share in zip(values, shares, strict=True))))
+    return TokenizedData(concatenate_datasets([part.dataset for part in parts]), report)
 
 
 def row_wise(finish: Callable[..., None], **absent: Any) -> Callable[[F], F]:

@@ -196,7 +196,7 @@ def test_reading_stops_after_five_faults(write):
     with pytest.raises(UserError) as error:
         rows_of(path)
     first, last = str(error.value).split("\n")
-    assert first.endswith("The same in 2, 3, 4, 5.") and "6" not in first
+    assert first.endswith(" The same in 2, 3, 4, 5.")
     assert last == (
         "Reading stopped at the 5th unusable row; there may be more. (data.on_bad_row: skip leaves such rows out.)"
     )

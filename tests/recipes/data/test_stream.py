@@ -84,6 +84,12 @@ def test_weights_and_built_in_data_in_a_stream(write):
     assert rows == list(splits.train) and isinstance(splits.train, RowStream)
     assert splits.mixture is not None and splits.mixture.sizes == splits.train.sizes == [20, len(rows) - 20]
     assert not {prompt_key(row) for row in splits.eval} & {prompt_key(row) for row in rows}
+    parts = [list(part) for part in splits.train_by_source]
+    assert parts == [rows[:20], rows[20:]]
+    limited = load_splits(section(sources, streaming=True, max_rows=30))
+    assert [len(list(part)) for part in limited.train_by_source] == [20, 10]
+    memory = load_splits(section(sources, eval_fraction=0.1))
+    assert [row for part in memory.train_by_source for row in part] == memory.train
 
 
 def test_a_source_that_changes_is_found(write, tmp_path):
