@@ -34,6 +34,8 @@ def across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
     yield from _across_data(sections["data"], kind)
     if kind in KINDS["objective"]:
         yield from across_rewards(kind, sections)
+    if kind in KINDS["objective"]:
+        yield from _across_truncation(kind, sections)
     if kind == "sft" and "train" in data:
         yield from _across_smoothing(sections)
     if kind in KINDS["objective"] and not any(path[:1] in (("train",), ("adapter",)) for path in reported):
@@ -181,6 +183,19 @@ def _across_built_in(data: dict[str, Any], path: Path, item: dict[str, Any], *, 
             yield where, f"{name} is {built_in.format}, not {value}: remove the key"
         if key == "columns" and value:
             yield where, f"{name} has no columns to rename: remove the key"
+
+
+def _across_truncation(kind: str, sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:
+    here, policy = ("data", "truncation"), sections["data"].get("truncation")
+    reason, preset = KINDS["objective"][kind].unsplit, _preset(sections["model"])
+    if kind == "sft" and preset is not None and preset.get("architecture") == "encoder-decoder":
+        reason = schema.WHOLE_SOURCE
+    if policy == "split" and reason:
+        yield here, f"split is not possible with objective {kind}: {reason}. Set drop, keep_start or keep_end"
+    packing = sections["objective"].get("packing", "blocks")
+    if kind == "pretrain" and packing != "none" and policy in ("keep_start", "keep_end", "split"):
+        text = f"has no effect with objective.packing: {packing}, which keeps every token: remove it, or set "
+        yield here, f"{text}objective.packing to none"
 
 
 def _across_train(sections: dict[str, Any], data: dict[str, Any]) -> Iterator[Fault]:

@@ -140,15 +140,17 @@ def _prompt(row: dict[str, Any], tokenizer: Any) -> tuple[str, str, list[int]]:
         ids = tokenizer(row["text"])["input_ids"]
         half = max(len(ids) // 2, 1)
         return tokenizer.decode(ids[:half]), tokenizer.decode(ids[half:]), ids[:half]
+    from .tokens.chat_template import answer_text, prompt_text
+
     if "messages" in row:
-        turns, answer = row["messages"][:-1], row["messages"][-1]["content"]
+        turns, answer = row["messages"][:-1], answer_text(row["messages"][-1])
     elif isinstance(row["prompt"], str):
         return row["prompt"], row["completion"], tokenizer(row["prompt"])["input_ids"]
     else:
-        turns, answer = row["prompt"], row["completion"][-1]["content"]
-    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        turns, answer = row["prompt"], answer_text(row["completion"][-1])
+    text = prompt_text(tokenizer, turns, row.get("tools"))
     # The template has written the special tokens already: a second BOS would be one too many.
-    return turns[-1]["content"], answer, tokenizer(text, add_special_tokens=False)["input_ids"]
+    return answer_text(turns[-1]), answer, tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 class evaluating:

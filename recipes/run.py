@@ -438,7 +438,9 @@ def _data_metrics(prepared: Prepared) -> dict[str, Any]:
         "split": report.split,
         "rows_skipped": report.rows_skipped,
         "dropped": prepared.train.report.dropped,
+        "left_out": report.left_out,
         "truncated": prepared.train.report.truncated,
+        "pieces": prepared.train.report.pieces,
     }
 
 

@@ -8,7 +8,7 @@ from ..errors import UserError
 from .builtin import BUILT_IN, Loaded
 from .faults import BadRow, Skipped, clip, place
 from .files import find_files, read_rows
-from .formats import CHOSEN_HINT, SHAPES, Row, Shape, Unusable, hint
+from .formats import CHOSEN_HINT, SHAPES, Gather, Row, Shape, Unusable, hint
 from .hub import hub_rows
 from .python_rows import function_rows
 from .report import DataReport, SourceReport
@@ -29,13 +29,15 @@ class Converter:
 
     def __init__(self, source: Source, accepts: Sequence[str] | None) -> None:
         self.source, self.accepts = source, accepts
-        if accepts is not None and source.format not in ("auto", *accepts):
+        stated = {shape.also for shape in SHAPES if accepts is not None and shape.format in accepts}
+        if accepts is not None and source.format not in ("auto", *accepts, *stated):
             raise UserError(
                 f"{source.setting_of('format')}: the objective cannot use {source.format}, but {_either(accepts)}: set "
                 "one of these, or another objective."
             )
-        self.shapes = [shape for shape in SHAPES if self.wants(shape.format) and self.asked_for(shape)]
-        known = {name for shape in SHAPES for name in (*shape.keys, *shape.optional)}
+        usable = [shape for shape in SHAPES if accepts is None or shape.format in accepts]
+        self.shapes = [shape for shape in usable if shape.asked_for(source.format)]
+        known = {name for shape in SHAPES for name in shape.columns}
         unknown = sorted(set(source.columns) - known)
         if unknown:
             raise UserError(
@@ -44,9 +46,6 @@ class Converter:
 
     def wants(self, format_name: str) -> bool:
         return self.source.format in ("auto", format_name) and (self.accepts is None or format_name in self.accepts)
-
-    def asked_for(self, shape: Shape) -> bool:
-        return self.source.format != "auto" or not shape.on_request
 
     def __call__(self, raw: Row) -> tuple[Shape, Row, set[str]]:
         """What a row was taken for, the row, and the names of what it holds beside.
@@ -59,7 +58,7 @@ class Converter:
         # what the user mapped goes before all.
         fitting = [shape for shape in self.shapes if shape.fits(row)]
         if mapped:
-            fitting = [shape for shape in fitting if mapped & {*shape.keys, *shape.optional}]
+            fitting = [shape for shape in fitting if mapped & shape.columns]
         if not fitting:
             raise Unusable(self._why_not(raw, row))
         shape = fitting[0]
@@ -69,7 +68,7 @@ class Converter:
                 "label says whether the completion is wanted (unpaired preference), and the objective does not heed "
                 "it: set data.format: prompt-completion to train on every completion"
             )
-        rest = set() if shape.keeps_rest else {str(n)[:40] for n in row.keys() - {*shape.keys, *shape.optional}}
+        rest = set() if shape.keeps_rest else {str(n)[:40] for n in row.keys() - shape.columns}
         return shape, shape.convert(row), rest
 
     def _why_not(self, raw: Row, row: Row) -> str:
@@ -211,15 +210,39 @@ class Reader:
         Raises:
             UserError: rows that cannot be used, unless they are to be skipped.
         """
+        gathered: dict[Gather, list[Row]] = {}
         for part in self._parts(source, streaming):
             names.append(part.name)
-            yield from self._part(part, source, report)
+            for shape, row in self._part(part, source, report):
+                if shape.gather is None:
+                    yield row
+                elif not streaming:
+                    gathered.setdefault(shape.gather, []).append(row)
+                elif shape.whole:
+                    yield from self._gathered(shape.gather, [row])
+                else:
+                    raise UserError(
+                        f"{source.setting}: answers in rows of their own are gathered by prompt, for which all rows "
+                        "are read first: remove data.streaming, or give a row all answers to its prompt."
+                    )
+        for gather, rows in gathered.items():
+            yield from self._gathered(gather, rows)
+
+    def _gathered(self, gather: Gather, rows: list[Row]) -> list[Row]:
+        """Rows in the format that was asked for, made of several."""
+        found, left_out = gather(rows)
+        for cause, count in left_out.items():
+            self.report.left_out[cause] = self.report.left_out.get(cause, 0) + count
+        return found
 
     def nothing_found(self, setting: str, names: Sequence[str]) -> UserError:
         """That none of these files held a usable row."""
         shown = f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
         skipped = [skipped for skipped in self.report.skipped if skipped.file in names]
         first = f", the first at {place(skipped[0].file, skipped[0].line)}: {skipped[0].reason}" if skipped else ""
+        if self.report.left_out:
+            causes = ", ".join(f"{count} {cause}" for cause, count in self.report.left_out.items())
+            return UserError(f"{setting}: no pair in {shown}: {causes}.")
         return UserError(f"{setting}: no usable row in {shown}: {len(skipped)} skipped{first}.")
 
     def _parts(self, source: Source, streaming: bool) -> Iterator[_Part]:
@@ -230,7 +253,7 @@ class Reader:
         else:
             yield from (_Part(str(file), read_rows(file)) for file in self.files[source.setting])
 
-    def _part(self, part: _Part, source: Source, report: SourceReport) -> Iterator[Row]:
+    def _part(self, part: _Part, source: Source, report: SourceReport) -> Iterator[tuple[Shape, Row]]:
         converter, faults, until = self.converters[source.setting], _Faults(source), 0
         for number, (line, raw) in enumerate(part.rows):
             report.rows_read += line > 0
@@ -254,7 +277,7 @@ class Reader:
                 if len(self.ignored) < _IGNORED:
                     self.ignored |= rest
                 if not faults:
-                    yield row
+                    yield shape, row
             if faults and (len(faults) == _TOLD or number >= until):
                 break
         faults.tell()

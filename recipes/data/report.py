@@ -51,6 +51,7 @@ class DataReport:
         rows_read: rows found in all sources, those skipped included.
         skipped: (file, line, reason) of each row left out under `on_bad_row: skip`, of the first ten thousand.
         rows_skipped: their number.
+        left_out: cause -> number of prompts whose scored answers make no pair.
         rows_train, rows_eval: rows that came out.
         split: how the held-out rows were chosen, in words.
         ignored_columns: names in the rows that were not used.
@@ -66,6 +67,7 @@ class DataReport:
     rows_read: int = 0
     skipped: list[Skipped] = field(default_factory=list)
     rows_skipped: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
     rows_train: int = 0
     rows_eval: int = 0
     split: str = ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..errors import UserError
 from ..introspection import class_fields
 from ..label_metrics import accuracy, error_rate
+from ..schema import WHOLE_SOURCE
 from ..soft_prompts import positions_taken
 from ..tokens.padding import by_length, pad_rows
 from ..tokens.report import IGNORE
@@ -35,6 +36,10 @@ class SequenceToSequence(Objective):
     shown = ("loss", "exact_match", "character_error_rate", "word_error_rate")
 
     def configure(self, splits: "Splits") -> None:
+        if self.recipe.data.truncation == "split":
+            raise UserError(
+                f"data.truncation: split is not possible here: {WHOLE_SOURCE}. Set drop, keep_start or keep_end"
+            )
         check_smoothing(self.arguments, self.config)
         generates = getattr(self.arguments, "predict_with_generate", False)
         check_best_metric(self.recipe.train, self.arguments, self.shown if generates else ("loss",))
@@ -190,7 +195,7 @@ class SequenceToSequence(Objective):
             return []
         encoded = [
             {"input_ids": ids}
-            for ids in encode_sources(chosen, self.tokenizer, truncation=True, max_length=self.limits[0])
+            for ids in encode_sources(chosen, self.tokenizer, self.limits[0], self.recipe.data.truncation)
         ]
         answers = self.answers(model, encoded, min(options.max_new_tokens, self.limits[1]))
         return [Sample(asked_text(row), target_text(row), a) for row, a in zip(chosen, answers, strict=True)]

@@ -89,7 +89,7 @@ class DataSection(Section):
     eval_source: Source | None = None
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
     max_eval_rows: Annotated[int, Field(ge=1)] | None = None
-    truncation: Literal["drop", "keep_start"] = "drop"
+    truncation: Literal["drop", "keep_start", "keep_end", "split"] = "drop"
     seed: Annotated[int, Field(ge=0)] = 0
     num_proc: Annotated[int, Field(ge=1)] | None = None
     cache: bool = True

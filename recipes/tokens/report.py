@@ -17,13 +17,17 @@ class TokenizationReport:
     Attributes:
         rows, rows_kept: rows given and rows that came out.
         dropped: cause -> number of rows left out.
-        truncated: kept rows that were cut at `max_length`; they have lost their end.
+        truncated: kept rows that were cut at the longest length.
+        beginnings_cut: those of them that have lost their beginning, not their end.
+        pieces: kept rows that are pieces of longer ones, which were split.
+        continued: those of them behind which more is learned of their row.
+        empty_pieces: pieces left out because nothing in them is supervised.
         tokens: tokens in the kept rows.
         supervised_tokens: labels that a causal model is trained on: those other than -100 from the second
             position on, since nothing predicts the first token of a row.
         longest: tokens of the longest row before any cut.
         merged: kept rows in which one token holds a prompt's end and an answer's start; it counts as prompt.
-        stopped: kept, uncut rows whose supervised part ends in a stop id.
+        stopped: kept rows with their end whose supervised part ends in a stop id.
         warnings: what the user ought to know before training.
         counted: what a warning will count -> the number so far.
         made: how the tokens came about, in words.
@@ -33,6 +37,10 @@ class TokenizationReport:
     rows_kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     truncated: int = 0
+    beginnings_cut: int = 0
+    pieces: int = 0
+    continued: int = 0
+    empty_pieces: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
     longest: int = 0
@@ -44,7 +52,8 @@ class TokenizationReport:
 
     def add(self, other: "TokenizationReport") -> None:
         """Take the report on the rows that follow into this one."""
-        for name in ("rows", "rows_kept", "truncated", "tokens", "supervised_tokens", "merged", "stopped"):
+        counts = ("rows", "rows_kept", "truncated", "beginnings_cut", "pieces", "continued", "empty_pieces", "tokens")
+        for name in (*counts, "supervised_tokens", "merged", "stopped"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.longest = max(self.longest, other.longest)
         for mine, theirs in ((self.dropped, other.dropped), (self.counted, other.counted)):
