@@ -57,7 +57,7 @@ def tokenize_rows(
     Supervised are, in conversations: the assistant's messages (of prompt and completion: the completion's),
     each with the end-of-turn token that the template writes; in plain prompt and completion: the completion
     and the end-of-sequence token; in text: everything and the end-of-sequence token. A message with
-    `"train": false` never is.
+    `"train": false` never is, nor the first token of a row, which is predicted from nothing.
 
     Args:
         loss_on: "completion": as above; "assistant": also the assistant's messages in a prompt; "all": every token;
@@ -98,7 +98,7 @@ def tokenize_rows(
                 continue
             for part_ids, part_labels in kept:
                 ids.extend(part_ids)
-                labels.extend(part_labels)
+                labels.extend([IGNORE, *part_labels[1:]])  # nothing predicts a first token, or a soft prompt would
                 ends.append(len(ids))
             if cut:
                 count_cut(report, truncation, len(kept))

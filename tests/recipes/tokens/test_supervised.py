@@ -292,7 +292,7 @@ def test_text_is_supervised_whole():
     data = tokenize([{"text": "The fox"}], tokenizer)
     ids = [tokenizer.bos_token_id, *tokenizer("The fox", add_special_tokens=False)["input_ids"], 1]
     assert tokenizer.eos_token_id == 1
-    assert data.dataset[0] == {"input_ids": ids, "labels": ids}
+    assert data.dataset[0] == {"input_ids": ids, "labels": [-100, *ids[1:]]}
     # Nothing predicts a row's first token.
     assert (data.report.tokens, data.report.supervised_tokens) == (len(ids), len(ids) - 1)
 
@@ -308,7 +308,7 @@ def test_text_is_supervised_whole():
 def test_loss_on_all(row):
     tokenizer = build(CHATML)
     data = tokenize([row], tokenizer, loss_on="all")
-    assert data.dataset[0]["labels"] == data.dataset[0]["input_ids"]
+    assert data.dataset[0]["labels"] == [-100, *data.dataset[0]["input_ids"][1:]]
     assert data.dataset[0]["input_ids"] == tokenize([row], tokenizer).dataset[0]["input_ids"]
     assert data.report.stopped == 1
 
