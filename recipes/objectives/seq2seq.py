@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
     from ..tokens.report import TokenizedData, Tokenizing
+    from ..tokens.views import RowView
 
 
 class SequenceToSequence(Objective):
@@ -66,9 +67,12 @@ class SequenceToSequence(Objective):
         settings |= {"start_token_id": self.config.decoder_start_token_id}
         return Tokenizing(tokenize_sequences, settings | {"truncation": self.recipe.data.truncation})
 
-    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
-        return [f"{self.tokenizer.decode(row['input_ids'])} ⟦{self.tokenizer.decode(row['labels'])}⟧" for row in rows]
+    def view(self, row: Row) -> "RowView":
+        from ..tokens.views import Length, RowView, learned, read_only
+
+        sides = (read_only(row["input_ids"], "source"), learned(row["labels"], "target"))
+        lengths = {side.name: Length(len(side.ids), limit) for side, limit in zip(sides, self.limits, strict=True)}
+        return RowView((), beside=sides, lengths=lengths)
 
     # Trainer
 
