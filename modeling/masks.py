@@ -30,6 +30,7 @@ def attention_masks(
     cache: Cache | None = None,
     documents: torch.Tensor | None = None,
     causal: bool = True,
+    positions: torch.Tensor | None = None,
 ) -> dict[str, Any]:
     """One mask for each layer type, in the form that the attention implementation wants.
 
@@ -38,6 +39,8 @@ def attention_masks(
         attention_mask: [batch, past + length], 1 for real tokens; a mask that is built already serves every type.
         documents: [batch, length], the number of the packed document that each token belongs to.
         causal: tokens see only those before them.
+        positions: [batch, past + length], of all keys, where packed documents share what is cached; see
+            `positions_behind_prefix`.
     """
     if (
         isinstance(attention_mask, torch.Tensor)
@@ -46,6 +49,8 @@ def attention_masks(
     ):
         attention_mask = attention_mask.bool()  # a kernel would add 1 and 0
     packed = None if documents is None else packed_sequence_mask_function(documents)
+    if documents is not None and positions is not None:
+        packed = _behind_prefix(documents, positions.shape[1] - documents.shape[1])
     arguments: dict[str, Any] = {"config": config, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
     arguments["cache"] = cache  # an encoder's holds the prefix that it was tuned with, if there is one
     if causal:
@@ -56,7 +61,7 @@ def attention_masks(
         full, sliding = create_bidirectional_mask, create_bidirectional_sliding_window_mask
     types = set(layer_types)
     windows = any("sliding" in t for t in types)
-    counted = real_indices(attention_mask) if windows else None
+    counted = (real_indices(attention_mask) if positions is None else positions) if windows else None
     if windows and cache is not None and _padding_follows(attention_mask):
         keep_whole(cache, required=counted is not None)
     if counted is not None and cache is not None:
@@ -68,11 +73,23 @@ def attention_masks(
             continue
         parts = [packed] if packed is not None else []
         if layer_type == "global_sliding_attention":
-            parts.append(_window_and_globals(config, inputs_embeds, attention_mask, documents, counted, causal))
+            # Behind a prefix the first tokens are the prefix's, for all documents.
+            own = documents if positions is None else None
+            parts.append(_window_and_globals(config, inputs_embeds, attention_mask, own, counted, causal))
         elif layer_type == "sliding_attention":
             parts.append(_window(config, counted, causal))
         masks[layer_type] = full(**arguments, and_mask_function=and_masks(*parts) if parts else None)
     return masks
+
+
+def _behind_prefix(documents: torch.Tensor, past: int) -> Callable:
+    """True within a document [batch, length] and for the `past` keys before all of them."""
+    whose = nn.functional.pad(documents, (past, 0), value=-1)
+
+    def same(batch, head, query, key):
+        return (whose[batch, key] == -1) | (whose[batch, query] == whose[batch, key])
+
+    return same
 
 
 def _window(config: AnyformerConfig, counted: torch.Tensor | None, causal: bool) -> Callable:
@@ -163,14 +180,23 @@ def _as_wide_as(counted: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def positions_for_bias(
-    layer: int, hidden_states: torch.Tensor, attention_mask: Any, cache: Cache | None
+    layer: int,
+    hidden_states: torch.Tensor,
+    attention_mask: Any,
+    cache: Cache | None,
+    positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions [batch or 1, queries] and [batch or 1, keys], as the attention of that layer sees them.
 
     Distances are all that biases depend on: where a document starts does not change them. Holes in a mask do, so
     positions are counted over the real tokens there.
+
+    Args:
+        positions: as of `attention_masks`.
     """
     length, device = hidden_states.shape[1], hidden_states.device
+    if positions is not None:
+        return positions[:, -length:], positions
     past, keys, offset = 0, length, 0
     if cache is not None:
         keys, offset = cache.get_mask_sizes(length, layer)
@@ -222,6 +248,44 @@ def positions_of(attention_mask: Any, past: Any, inputs_embeds: torch.Tensor) ->
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
         return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
     return (torch.arange(length, device=inputs_embeds.device) + past).unsqueeze(0)
+
+
+def positions_behind_prefix(position_ids: torch.Tensor, documents: torch.Tensor, cache: Cache) -> torch.Tensor:
+    """Positions [batch, past + length] of the keys of packed documents that all go on from what is cached.
+
+    Args:
+        position_ids: [batch, length], which start at `past` in each document.
+        documents: [batch, length], their numbers.
+
+    Raises:
+        ValueError: a document starts elsewhere: it would follow other documents.
+    """
+    past = cache.get_seq_length()
+    position_ids = position_ids.expand_as(documents)
+    starts = nn.functional.pad(documents.diff(dim=-1) != 0, (1, 0), value=True)
+    if not past or bool((position_ids[starts] != past).any()):
+        raise ValueError(
+            "Packed documents (position_ids that start again) cannot follow a cache, but for a prefix that they share: "
+            f"let the positions of each start behind its {past} tokens, or drop the cache"
+        )
+    prefix = torch.arange(past, device=position_ids.device).expand(position_ids.shape[0], -1)
+    return torch.cat([prefix, position_ids], dim=-1)
+
+
+def packed_lengths(documents: torch.Tensor, attention_mask: Any) -> dict[str, Any]:
+    """What variable-length attention wants to know of packed rows, which it reads one after another.
+
+    Args:
+        documents: [batch, length], document numbers; padding, by a 2-D `attention_mask`, is a document of its own.
+    """
+    length = documents.shape[-1]
+    new = nn.functional.pad(documents.diff(dim=-1) != 0, (1, 0), value=True)  # [batch, length]
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        new |= nn.functional.pad(attention_mask[:, -length:].diff(dim=-1) != 0, (1, 0))
+    starts = new.flatten().nonzero().flatten()
+    bounds = nn.functional.pad(starts, (0, 1), value=new.numel()).to(torch.int32)  # [documents + 1]
+    longest = int(bounds.diff().max())
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 
 def packed_documents(

@@ -11,7 +11,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import can_return_tuple, logging
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs, maybe_install_capturing_hooks
 
@@ -24,6 +24,8 @@ from .masks import (
     attention_masks,
     check_width,
     packed_documents,
+    packed_lengths,
+    positions_behind_prefix,
     positions_for_bias,
     positions_of,
     same_document,
@@ -269,12 +271,14 @@ class AnyformerStack(AnyformerPreTrainedModel):
         cache: Cache | None,
         position_ids: torch.Tensor,
         masks: dict[str, Any],
+        behind: torch.Tensor | None,
         paging: dict[str, Any],
     ) -> dict[str, torch.Tensor]:
         """What positions add to the scores, by layer type; empty for most kinds.
 
         Args:
             masks: those made of `attention_mask`, by layer type.
+            behind: see `positions_behind_prefix`.
             paging: what comes with a paged cache.
         """
         biases: dict[str, torch.Tensor] = {}
@@ -289,7 +293,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 ends = paging["cu_seq_lens_q"], paging["cu_seq_lens_k"][kind]
                 pair = paged_positions(position_ids, *ends, masks[kind].shape[-1])
             else:
-                pair = positions_for_bias(index, hidden_states, attention_mask, cache)
+                pair = positions_for_bias(index, hidden_states, attention_mask, cache, behind)
             biases[kind] = self.positions.bias(*pair)
         return biases
 
@@ -322,12 +326,18 @@ class AnyformerStack(AnyformerPreTrainedModel):
             raise ValueError(
                 "cu_seq_lens_q or seq_idx tell of packed documents: pass position_ids that start again with each"
             )
-        packed = packed_documents(position_ids, attention_mask, shaped)
-        if cache is not None:
-            # The paged cache keeps documents apart by itself.
-            if packed is not None and not is_tracing(packed) and not is_paged(cache):
-                raise ValueError("Packed documents (position_ids that start again) cannot follow a cache: drop one")
-            packed = None
+        packed, behind = packed_documents(position_ids, attention_mask, shaped), None
+        if cache is not None and (packed is None or is_tracing(packed) or is_paged(cache)):
+            packed = None  # the paged cache keeps documents apart by itself
+        elif cache is not None:
+            behind = positions_behind_prefix(position_ids, packed, cache)
+        if packed is not None and is_flash_attention_requested(self.config):
+            if behind is not None or encoder_hidden_states is not None:
+                raise ValueError(
+                    "Flash attention reads packed documents one after another, without a prefix or an encoder: use "
+                    "attn_implementation='sdpa'"
+                )
+            kwargs = packed_lengths(packed, attention_mask) | kwargs
         # While tracing, `packed` may be one document: it says nothing about whether a cache is of use.
         if self.causal and use_cache and cache is None and (packed is None or is_tracing(packed)):
             cache = self.new_cache(encoder_hidden_states is not None)
@@ -343,7 +353,11 @@ class AnyformerStack(AnyformerPreTrainedModel):
         masks = attention_mask
         if not isinstance(masks, dict):
             types = {str(layer.layer_type) for layer in self.layers}
-            masks = attention_masks(self.config, types, hidden_states, attention_mask, cache, packed, self.causal)
+            masks = attention_masks(
+                self.config, types, hidden_states, attention_mask, cache, packed, self.causal, behind
+            )
+            if "cu_seq_lens_q" in kwargs and is_flash_attention_requested(self.config):
+                masks = dict.fromkeys(types)  # what is real, the lengths say
         if encoder_hidden_states is not None:
             encoder_attention_mask = create_bidirectional_mask(
                 config=self.config,
@@ -353,7 +367,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 and_mask_function=same_document(packed, encoder_documents),
             )
         rotations = self.positions.rotations(hidden_states, position_ids)
-        biases = self.position_biases(hidden_states, attention_mask, cache, position_ids, masks, kwargs)
+        biases = self.position_biases(hidden_states, attention_mask, cache, position_ids, masks, behind, kwargs)
         # Only routers ask which tokens are real.
         token_mask = _token_mask(attention_mask, hidden_states) if self.config.num_experts else None
         held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -429,7 +443,8 @@ class AnyformerModel(AnyformerStack):
                 is taken as it is. Padding may stand on either side.
             position_ids: [batch, length]; default: counted over the real tokens of `attention_mask`. Positions that
                 start again mark packed documents, which do not see each other; the first document of a decoder sees
-                the first of its source, and so on. "alibi" and "relative" know distances in the row alone.
+                the first of its source, and so on; where all go on from the same cached prefix, their positions
+                start behind it. "alibi" and "relative" know distances in the row alone.
             token_type_ids: [batch, length], where the config has token types; default 0.
             decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds, decoder_position_ids: the same for the
                 decoder of an encoder-decoder, whose encoder reads the arguments above.

@@ -65,6 +65,8 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}")
     if prepared.held_out and (lost := _counted(prepared.held_out.report.dropped)):
         console.print(f"[bold]{'':>11}[/bold]  of the held-out rows {lost}")
+    if tokens.made:
+        console.print(f"[bold]{'tokens':>11}[/bold]  {escape(tokens.made)}")
     for warning in [*unstopped(tokens), *report.warnings, *tokens.warnings]:
         console.print(f"[bold]Warning:[/bold] {escape(warning)}")
     console.print("Three rows, what is trained on between ⟦ and ⟧:")

@@ -157,24 +157,26 @@ def _check_packing(trainer: Any, loader: Any) -> str:
     positions = batch.get("position_ids")
     if positions is None:
         return getattr(trainer, "not_apart", "no rows are packed")  # set where texts share rows on purpose
-    real = batch.get("attention_mask", torch.ones_like(positions))
-    first = (positions == 0) & real.bool()  # [rows, length]
-    row = int(first.sum(-1).argmax())
-    starts = first[row].nonzero().flatten().tolist()
-    if len(starts) < 2:
+    sides = [prefix for prefix in ("", "decoder_") if f"{prefix}position_ids" in batch]
+    starts = [_document_starts(batch, prefix) for prefix in sides]
+    row = max(range(len(positions)), key=lambda index: len(starts[0][index]))
+    if len(starts[0][row]) < 2:
         return "no row holds two documents"
-    batch = {n: batch[n][row : row + 1] for n in ("input_ids", "position_ids", "attention_mask") if n in batch}
     model = trainer.accelerator.unwrap_model(trainer.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    inputs = {name: tensor.to(base.device) for name, tensor in batch.items()}
-    changed = inputs | {"input_ids": inputs["input_ids"].clone()}
-    changed["input_ids"][0, : starts[1]] = (changed["input_ids"][0, : starts[1]] + 1) % base.config.vocab_size
+    names = [f"{prefix}{name}" for prefix in sides for name in ("input_ids", "position_ids", "attention_mask")]
+    inputs = {name: batch[name][row : row + 1].to(base.device) for name in names if name in batch}
+    changed = dict(inputs)
+    for prefix, side in zip(sides, starts, strict=True):
+        ids = changed[f"{prefix}input_ids"] = inputs[f"{prefix}input_ids"].clone()
+        ids[0, : side[row][1]] = (ids[0, : side[row][1]] + 1) % base.config.vocab_size
+    second = starts[-1][row][1]  # of the side that the model's output is of
     was_training = base.training
     base.eval()
     with torch.no_grad():
         one, other = (base.base_model(**x, use_cache=False).last_hidden_state[0] for x in (inputs, changed))
     base.train(was_training)
-    moved = (one[starts[1] :] - other[starts[1] :]).abs().max().item()
+    moved = (one[second:] - other[second:]).abs().max().item()
     if moved > 0:
         own = hasattr(trainer.args, "packing")
         setting = "train.packing: false" if own else "objective.packing: blocks or none"
@@ -182,6 +184,15 @@ def _check_packing(trainer: Any, loader: Any) -> str:
             f"packed documents see each other: a change of one moves the next by {moved:.1e}. Set {setting}"
         )
     return PASSED
+
+
+def _document_starts(batch: Any, prefix: str) -> list[list[int]]:
+    """Of each row where its documents begin, on one side of the batch."""
+    positions = batch[f"{prefix}position_ids"]
+    first = positions == 0
+    if f"{prefix}attention_mask" in batch:
+        first = first & batch[f"{prefix}attention_mask"].bool()
+    return [row.nonzero().flatten().tolist() for row in first]
 
 
 def _check_accumulation(trainer: Any, loader: Any) -> str:

@@ -24,6 +24,7 @@ class Plan:
         memory: bytes of weights, gradients, optimiser state and models held beside; activations come on top.
         steps: optimiser updates.
         rows, tokens, supervised_tokens: of one epoch.
+        sequences: what a batch is counted in, of one epoch: rows, or packed rows.
         tokens_seen: over the whole run.
         training_flops: forward and backward over the whole run; a frozen base spares the gradients of its weights.
     """
@@ -35,6 +36,7 @@ class Plan:
     rows: int
     tokens: int
     supervised_tokens: int
+    sequences: int
     tokens_seen: int
     training_flops: int
 
@@ -92,6 +94,7 @@ def make_plan(
         rows=rows,
         tokens=tokens.tokens,
         supervised_tokens=tokens.supervised_tokens,
+        sequences=sequences,
         tokens_seen=seen,
         training_flops=forward * ((3 if full else 2) + passes),
     )
@@ -103,13 +106,14 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     parts = ", ".join(f"{name} {count(value)}" for name, value in plan.parameters.items() if value)
     memory = ", ".join(f"{name} {gigabytes(value)}" for name, value in plan.memory.items())
     supervised = f"{plan.supervised_tokens / plan.tokens:.1%} of them supervised"
+    packed = f" packed into {plan.sequences:,}" if plan.sequences < plan.rows else ""
     if not plan.supervised_tokens:
         supervised = "to which the model's own answers come"
     return [
         ("parameters", f"{count(total)} ({parts})"),
         ("trainable", f"{count(plan.trainable)} ({plan.trainable / total:.2%} of the model)"),
         ("memory", f"{gigabytes(sum(plan.memory.values()))} ({memory}) and activations"),
-        ("data", f"{plan.rows:,} rows, {plan.tokens:,} tokens, {supervised}"),
+        ("data", f"{plan.rows:,} rows{packed}, {plan.tokens:,} tokens, {supervised}"),
         ("run", f"{plan.steps:,} steps over {plan.tokens_seen:,} tokens, about {plan.training_flops:.1e} FLOPs"),
     ]
 

@@ -132,7 +132,7 @@ def _plan_of(
     """
     from .plan import make_plan
 
-    arguments, sequences = objective.arguments, objective.sequences(train.report)
+    arguments, sequences = objective.arguments, objective.sequences(train)
     sizes: dict[str, Any] = {"sequences": sequences, "head": objective.head, "weights": weights}
     sizes |= {"beside": objective.beside(), "passes": objective.passes}
     config = _with_rows(objective.config, rows)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+from .tokens.report import IGNORE
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -83,11 +84,8 @@ def soft_prompt_problem(
             "attention='mla' caches one latent and one rotary key a token, of two widths, and a prefix is keys and "
             "values of one width; use prompt-tuning, p-tuning or lora"
         )
-    if packed:
-        return (
-            "a soft prompt stands before the first document of a packed row alone, and PEFT drops the positions that "
-            "tell the documents apart; set packing and padding_free to false"
-        )
+    if packed and both:
+        return "PEFT puts a soft prompt before the first pair of a packed row alone; leave out packing"
     if both and head != "seq2seq_lm":
         return (
             f"head {head!r} on an encoder-decoder reads its text twice, and PEFT puts the soft prompt before one of "
@@ -107,14 +105,15 @@ def soft_prompt_problem(
     return None
 
 
-def resumable(model: "PeftModel") -> "PeftModel":
-    """Make a model with a soft prompt save and load what makes its vectors, so that training goes on exactly.
+def made_whole(model: "PeftModel") -> "PeftModel":
+    """Give a model with a soft prompt what PEFT leaves out: it saves and loads what makes its vectors, so that training
+    goes on exactly, and each document of a packed row has the prompt before it.
 
     To be called once the adapter is attached. Other models come back as they are.
     """
-    if model.active_peft_config.is_prompt_learning and not getattr(model, "keeps_encoder", False):
+    if model.active_peft_config.is_prompt_learning and not getattr(model, "is_whole", False):
         base: Any = type(model)
-        model.__class__ = _with_encoder(base)
+        model.__class__ = _whole(base)
     return model
 
 
@@ -132,21 +131,34 @@ def continue_training(model: "PreTrainedModel", folder: Path) -> "PeftModel":
     elif (folder / ENCODER_FILE).is_file():
         config.inference_mode = False
         tuned: Any = get_peft_model(model, config)
-        peft_model = resumable(tuned)
+        peft_model = made_whole(tuned)
         peft_model.load_adapter(folder, "default", is_trainable=True)
     else:  # PEFT refuses `is_trainable` here, for it would have to know the weights that make them
-        peft_model = resumable(PeftModel.from_pretrained(model, folder))
+        peft_model = made_whole(PeftModel.from_pretrained(model, folder))
         peft_model.prompt_encoder.requires_grad_(True)
         peft_model.set_adapter("default")  # a classifier's last layer learns too
     return peft_model.train()
 
 
 @functools.cache
-def _with_encoder(base: Any) -> Any:
-    """A class of PEFT's whose methods keep the prompt encoder whole: PEFT's own know the finished vectors alone."""
+def _whole(base: Any) -> Any:
+    """A class of PEFT's that keeps the prompt encoder (PEFT's own know the finished vectors alone) and packed rows."""
 
-    class WithEncoder(base):
-        keeps_encoder = True
+    class Whole(base):
+        is_whole = True
+
+        def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+            from ..modeling.masks import packed_documents
+
+            positions = kwargs.get("position_ids")
+            shaped = None if input_ids is None else input_ids[..., None]
+            documents = None if shaped is None else packed_documents(positions, attention_mask, shaped)
+            if documents is None or self.base_model.config.is_encoder_decoder:
+                return super().forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+            if attention_mask is None:
+                attention_mask = input_ids.new_ones(input_ids.shape)
+            before = _prefix_before if self.active_peft_config.peft_type == "PREFIX_TUNING" else _vectors_before
+            return before(self, input_ids, attention_mask, documents, **kwargs)
 
         def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
             from safetensors.torch import save_file
@@ -190,4 +202,64 @@ def _with_encoder(base: Any) -> Any:
         def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
             raise UserError("continuous batching would run the model without its soft prompt: use generate")
 
-    return WithEncoder
+    return Whole
+
+
+def _prefix_before(
+    model: "PeftModel", input_ids: Any, attention_mask: Any, documents: Any, position_ids: Any, **kwargs: Any
+) -> Any:
+    """A packed row behind a prefix that all its documents go on from."""
+    import torch
+
+    rows, count = input_ids.shape[0], model.active_peft_config.num_virtual_tokens
+    return model.base_model(
+        input_ids=input_ids,
+        attention_mask=torch.nn.functional.pad(attention_mask, (count, 0), value=1),
+        position_ids=position_ids + count,
+        past_key_values=model.get_prompt(rows),
+        **kwargs,
+    )
+
+
+def _vectors_before(
+    model: "PeftModel",
+    input_ids: Any,
+    attention_mask: Any,
+    documents: Any,
+    position_ids: Any,
+    labels: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """A packed row [rows, length] with the virtual tokens before each document; its logits are those of the text.
+
+    Args:
+        documents: [rows, length], document numbers.
+    """
+    import torch
+
+    table: Any = model.word_embeddings
+    text = table(input_ids)  # [rows, length, size]
+    rows, length, size = text.shape
+    vectors = model.get_prompt(rows).to(text.dtype)  # [rows, virtual, size]
+    virtual = vectors.shape[1]
+    place = torch.arange(length, device=text.device) + (documents + 1) * virtual  # [rows, length], of each text token
+    new = torch.nn.functional.pad(documents.diff(dim=-1) != 0, (1, 0), value=True)
+    first = (place - virtual).masked_fill(~new, -1)  # where a document's virtual tokens begin
+    width = length + (int(documents.max()) + 1) * virtual
+
+    def laid(values: torch.Tensor, fill: int) -> torch.Tensor:
+        return values.new_full((rows, width), fill).scatter(1, place, values)
+
+    row, column = new.nonzero(as_tuple=True)
+    steps = torch.arange(virtual, device=text.device)
+    where = (row[:, None], first[row, column][:, None] + steps)  # [documents, virtual]
+    mask, positions = laid(attention_mask, 0), laid(position_ids.expand(rows, -1) + virtual, 0)
+    mask[where], positions[where] = 1, steps
+    embeds = text.new_zeros(rows, width, size).scatter(1, place[..., None].expand(-1, -1, size), text)
+    embeds = embeds.index_put(where, vectors[row])
+    if labels is not None:
+        kwargs["labels"] = laid(labels, IGNORE)
+    outputs = model.base_model(inputs_embeds=embeds, attention_mask=mask, position_ids=positions, **kwargs)
+    if getattr(outputs, "logits", None) is not None:
+        outputs.logits = outputs.logits.gather(1, place[..., None].expand(-1, -1, outputs.logits.shape[-1]))
+    return outputs

@@ -13,6 +13,7 @@ from pathlib import Path
 # Two pytest workers on two cores: one thread each, before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["ANYFORMER_CACHE_LIMIT"] = "0"  # tests of the cache of tokens turn it on
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 

@@ -32,11 +32,11 @@ class Watch:
         Raises:
             UserError: other parameters would be trained than the plan says.
         """
-        from ..soft_prompts import resumable
+        from ..soft_prompts import made_whole
 
         model = trainer.model
         if hasattr(model, "peft_config"):
-            resumable(model)
+            made_whole(model)
         self._restore_precision(model)
         if self.plan.kind == "none":
             return

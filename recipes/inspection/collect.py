@@ -105,7 +105,10 @@ def inspect_recipe(
         UserError: what `prepare` refuses.
     """
     prepared = prepare(recipe, opened)
-    figures = _figures(prepared.objective, prepared.train.dataset)
+    objective, data = prepared.objective, prepared.train.dataset
+    packed = objective.training_rows(data)
+    trained = data if packed is None else packed
+    figures = _figures(objective, trained)
     held_out = prepared.held_out
     found = repeats(prepared.splits.train, prepared.splits.eval)
     tokens = {"train": prepared.train.report} | ({"held_out": held_out.report} if held_out else {})
@@ -123,7 +126,7 @@ def inspect_recipe(
         train=figures,
         held_out=_figures(prepared.objective, held_out.dataset) if held_out else None,
         repeats=found,
-        shown=_shown(prepared, figures, rows),
+        shown=_shown(objective, trained, figures, rows),
         tokenizer=prepared.tokenizer,
         report=prepared.splits.report,
         tokenized=tokens,
@@ -194,14 +197,13 @@ def _views(objective: "Objective", dataset: Any) -> Iterator[tuple[int, "RowView
         yield index + 1, objective.view(row)
 
 
-def _shown(prepared: Prepared, figures: TokenFigures, rows: int) -> list[Shown]:
-    dataset = prepared.train.dataset
+def _shown(objective: "Objective", dataset: Any, figures: TokenFigures, rows: int) -> list[Shown]:
     reasons = dict.fromkeys(range(1, min(rows, len(dataset)) + 1), "")
     chosen = {"the longest": figures.longest, "the shortest": figures.shortest, "the most documents": figures.fullest}
     for why, number in chosen.items():
         if number is not None:
             reasons[number] = ", ".join(filter(None, [reasons.get(number, ""), why]))
-    return [Shown(number, why, prepared.objective.view(dataset[number - 1])) for number, why in reasons.items()]
+    return [Shown(number, why, objective.view(dataset[number - 1])) for number, why in reasons.items()]
 
 
 def _facts(recipe: "Recipe", prepared: Prepared, figures: TokenFigures) -> list[tuple[str, str]]:
@@ -215,6 +217,8 @@ def _facts(recipe: "Recipe", prepared: Prepared, figures: TokenFigures) -> list[
         ("held out", report.split),
         ("tokenised", f"{tokens.rows:,} rows, which make {tokens.rows_kept:,} rows of tokens"),
     ]
+    if tokens.made:
+        facts.append(("tokens", tokens.made))
     if figures.documents:
         facts.append(("packed", f"{figures.documents:,} documents in {figures.looked_at:,} rows"))
     limits = {name: found.limit for name, found in figures.lengths.items()}

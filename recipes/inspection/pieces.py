@@ -32,9 +32,15 @@ class Piece(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Stands for tokens that are not shown."""
+    """Stands for tokens that are not shown, and for the beginnings of documents among them."""
 
     tokens: int
+    documents: int = 0
+
+    @property
+    def words(self) -> str:
+        begin = f", {self.documents:,} documents begin" if self.documents else ""
+        return f"… {self.tokens:,} tokens{begin} …"
 
 
 def pieces(sequence: TokenSequence, tokenizer: Any, *, limit: int) -> list[Piece | Gap]:
@@ -47,7 +53,8 @@ def pieces(sequence: TokenSequence, tokenizer: Any, *, limit: int) -> list[Piece
     starts = set(sequence.starts)
     for place in places:
         if cut and place == len(ids) - tail:
-            found.append(Gap(len(ids) - limit))
+            hidden = sum(limit - tail <= start < place for start in starts)
+            found.append(Gap(len(ids) - limit, hidden))
         marked = ids[place] in special  # decoders put spaces around some of these
         text = tokenizer.convert_ids_to_tokens(ids[place]) if marked else token_text(ids, place, tokenizer)
         shown = visible(text)

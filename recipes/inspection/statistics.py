@@ -204,7 +204,7 @@ def token_figures(
         totals.append((sum(sizes), number))
         supervised += learned
         shares.append(learned / max(sum(sizes), 1))
-        further[number] = sum(len(sequence.starts) for sequence in view.all_sequences)
+        further[number] = max((len(sequence.starts) for sequence in view.all_sequences), default=0)
         _count_stops(counts, number, view, stops, is_blank)
         classes.update(view.classes)
         if view.value is not None:

@@ -168,7 +168,7 @@ def _tokens(found: Sequence[Piece | Gap], *, plain: bool) -> "Text":
     text, on = Text(), False
     for place, piece in enumerate(found):
         if isinstance(piece, Gap):
-            text.append(f"{MARKS[1] if on else ''} … {piece.tokens:,} tokens … ")
+            text.append(f"{MARKS[1] if on else ''} {piece.words} ")
             on = False
             continue
         if piece.learned != on:

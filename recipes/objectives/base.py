@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
     from ..schema import Recipe
-    from ..tokens.report import TokenizationReport, TokenizedData, Tokenizing
+    from ..tokens.packing import TrainingRows
+    from ..tokens.report import TokenizedData, Tokenizing
     from ..tokens.views import RowView
 
 Row = dict[str, Any]
@@ -104,7 +105,10 @@ class Objective:
         Raises:
             UserError: rows that cannot be used, or none left.
         """
-        return self.tokenizing().run(rows, self.tokenizer)
+        from ..tokens.cache import tokens_of
+
+        data = self.recipe.data
+        return tokens_of(self.tokenizing(), rows, self.tokenizer, num_proc=data.num_proc, cache=data.cache)
 
     def tokenizing(self) -> "Tokenizing":
         """The function that makes tokens of rows, and all that its outcome depends on beside rows and tokenizer."""
@@ -114,9 +118,14 @@ class Objective:
         """Parameters that are held beside the trained model, untrained, by what they are, such as a reference."""
         return {}
 
-    def sequences(self, report: "TokenizationReport") -> int:
+    def training_rows(self, data: Any) -> "TrainingRows | None":
+        """The data set of `prepare` as the trainer gets it where its rows are packed; None: as they are."""
+        return None
+
+    def sequences(self, prepared: "TokenizedData") -> int:
         """What a batch is counted in, of one epoch: rows, unless they are packed."""
-        return report.rows_kept
+        packed = self.training_rows(prepared.dataset)
+        return prepared.report.rows_kept if packed is None else len(packed)
 
     @property
     def long_rows(self) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
     from ..rewards import Reward, RewardOfRows
-    from ..tokens.report import TokenizationReport, TokenizedData
+    from ..tokens.report import TokenizedData
     from ..tokens.views import RowView
 
 
@@ -89,7 +89,10 @@ class PolicyOptimisation(Objective):
         return room
 
     def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
-        """A data set with the prompts as they are and the numbers of their rows, which the rewards get."""
+        """A data set with the prompts as they are and the numbers of their rows, which the rewards get.
+
+        It is not cached: the trainer tokenises the prompts, and here their lengths alone are looked at.
+        """
         from datasets import Dataset
 
         from ..rewards import ROW, column_problem
@@ -142,8 +145,8 @@ class PolicyOptimisation(Objective):
         lengths = {"prompt": Length(len(prompt.ids), self.room)}
         return RowView((prompt,), lengths=lengths, label="answers are sampled")
 
-    def sequences(self, report: "TokenizationReport") -> int:
-        return report.rows_kept * self.arguments.num_generations
+    def sequences(self, prepared: "TokenizedData") -> int:
+        return prepared.report.rows_kept * self.arguments.num_generations
 
     def answers(self, model: Any, rows: Sequence[Row]) -> list[list[int]]:
         """Greedy answers as token ids, each up to its stop token."""
@@ -278,8 +281,8 @@ class ProximalPolicy(PolicyOptimisation):
         ids = [encode_prompt(prompt, self.tokenizer) for prompt in prepared.dataset["prompt"]]
         return prepared._replace(dataset=prepared.dataset.add_column("prompt_ids", ids))
 
-    def sequences(self, report: "TokenizationReport") -> int:
-        return report.rows_kept
+    def sequences(self, prepared: "TokenizedData") -> int:
+        return prepared.report.rows_kept
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import set_seed

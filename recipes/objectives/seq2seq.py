@@ -1,5 +1,6 @@
 """Objective `seq2seq`, and `sft` of an encoder-decoder: the encoder reads a text, the decoder writes another."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,8 +17,13 @@ from .trainers import check_best_metric, check_smoothing, library_trainer
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
+    from ..tokens.packing import TrainingRows
     from ..tokens.report import TokenizedData, Tokenizing
     from ..tokens.views import RowView
+
+
+# Parts that a row's two limits are counted in where rows hold several pairs.
+_WHOLE = 4096
 
 
 class SequenceToSequence(Objective):
@@ -68,31 +74,57 @@ class SequenceToSequence(Objective):
         return Tokenizing(tokenize_sequences, settings | {"truncation": self.recipe.data.truncation})
 
     def view(self, row: Row) -> "RowView":
-        from ..tokens.views import Length, RowView, learned, read_only
+        from ..tokens.views import Length, RowView, learned, read_only, starts_in
 
-        sides = (read_only(row["input_ids"], "source"), learned(row["labels"], "target"))
+        starts = [starts_in(row.get(name) or ()) for name in ("position_ids", "decoder_position_ids")]
+        source, target = read_only(row["input_ids"], "source"), learned(row["labels"], "target")
+        sides = (source._replace(starts=starts[0]), target._replace(starts=starts[1]))
         lengths = {side.name: Length(len(side.ids), limit) for side, limit in zip(sides, self.limits, strict=True)}
         return RowView((), beside=sides, lengths=lengths)
 
     # Trainer
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows hold several pairs."""
+        return self.options.packing == "documents"
+
+    def training_rows(self, data: Any) -> "TrainingRows | None":
+        from ..tokens.packing import TrainingRows, joiner_of_pairs
+
+        if not self.packs:
+            return None
+        # A pair takes of both limits; what it takes more of is what counts.
+        lengths = [
+            max(-(-len(ids) * _WHOLE // limit) for ids, limit in zip(pair, self.limits, strict=True))
+            for pair in zip(data["input_ids"], data["labels"], strict=True)
+        ]
+        start = self.config.decoder_start_token_id
+        assert start is not None  # set in `configure`
+        join = joiner_of_pairs(start)
+        return TrainingRows(data, lengths=lengths, capacity=_WHOLE, join=join)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Seq2SeqTrainer, Trainer
 
         def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             batch = pad_rows(rows, self.tokenizer.pad_token_id)
-            if self.arguments.label_smoothing_factor:
+            if self.arguments.label_smoothing_factor and "decoder_input_ids" not in batch:
                 # Smoothed labels never reach the model, so that it cannot make the decoder's input of them.
                 batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
             return batch
 
-        options: dict[str, Any] = {"adapter": adapter, "train_dataset": train, "eval_dataset": held_out}
+        packed, arguments = self.training_rows(train), copy.copy(self.arguments)
+        if packed is not None:
+            arguments.remove_unused_columns = False  # those of the decoder would be taken for unused
+        options: dict[str, Any] = {"adapter": adapter, "eval_dataset": held_out}
+        options["train_dataset"] = train if packed is None else packed
         options |= {"processing_class": self.tokenizer, "data_collator": collate}
         if not getattr(self.arguments, "predict_with_generate", False):
-            return library_trainer(Trainer, model, self.arguments, **options)
-        if self.arguments.generation_max_length is None and held_out is not None:
-            self.arguments.generation_max_length = self._answer_limit(held_out["labels"]) + 1  # and the start token
-        return library_trainer(Seq2SeqTrainer, model, self.arguments, compute_metrics=self.evaluated, **options)
+            return library_trainer(Trainer, model, arguments, **options)
+        if arguments.generation_max_length is None and held_out is not None:
+            arguments.generation_max_length = self._answer_limit(held_out["labels"]) + 1  # and the start token
+        return library_trainer(Seq2SeqTrainer, model, arguments, compute_metrics=self.evaluated, **options)
 
     def evaluated(self, prediction: Any) -> dict[str, float]:
         """Figures of the trainer's own evaluation with `predict_with_generate`."""
@@ -191,9 +223,13 @@ class SupervisedSequences(SequenceToSequence):
             for where in (("trl.trainer.sft_config", "SFTConfig"), ("transformers.training_args", "TrainingArguments"))
         )
         idle = [n for n, value in self.recipe.train.items() if n not in shared and value != own[n].default]
-        if wrong := [name for name in idle if name != "max_length"]:
+        if wrong := [name for name in idle if name not in ("max_length", "packing")]:
             raise UserError(f"train.{wrong[0]}: has no effect on an encoder-decoder, only on a decoder: remove it")
         super().configure(splits)
+
+    @property
+    def packs(self) -> bool:
+        return self.arguments.packing
 
     @property
     def limits(self) -> tuple[int, int]:

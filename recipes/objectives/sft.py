@@ -1,7 +1,8 @@
 """Objective `sft`: supervised fine-tuning with TRL's SFTTrainer, on tokens that this suite has labelled."""
 
-import math
+import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .base import Objective, Row
@@ -9,7 +10,8 @@ from .trainers import built, check_smoothing, train_routers
 
 if TYPE_CHECKING:
     from ..data import Splits
-    from ..tokens.report import TokenizationReport, TokenizedData, Tokenizing
+    from ..tokens.packing import TrainingRows
+    from ..tokens.report import TokenizedData, Tokenizing
 
 
 class SupervisedTuning(Objective):
@@ -27,23 +29,39 @@ class SupervisedTuning(Objective):
         settings = {"max_length": self.max_length, "loss_on": self.options.loss_on}
         return Tokenizing(tokenize_rows, settings | {"truncation": self.recipe.data.truncation})
 
-    def sequences(self, report: "TokenizationReport") -> int:
-        # Packed rows are about full; the best-fit packing of the trainer decides the exact number.
-        packed = self.arguments.packing and self.arguments.max_length
-        return math.ceil(report.tokens / self.arguments.max_length) if packed else report.rows_kept
+    def training_rows(self, data: Any) -> "TrainingRows | None":
+        from ..tokens.packing import TrainingRows
+
+        if not self.arguments.packing:
+            return None
+        return TrainingRows(data, lengths=[len(ids) for ids in data["input_ids"]], capacity=self.max_length)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from trl import SFTTrainer
 
+        from ..tokens.padding import pad_rows
+
+        arguments, options = self.arguments, {}
+        packed = self.training_rows(train)
+        if packed is not None:
+            # The trainer would lay all packed rows of a batch one after another, which attention pays for in squares.
+            arguments = copy.copy(arguments)
+            arguments.packing = arguments.remove_unused_columns = False
+            options["data_collator"] = partial(
+                pad_rows, pad_token_id=self.tokenizer.pad_token_id, multiple=arguments.pad_to_multiple_of
+            )
         trainer = built(
             SFTTrainer,
             model,
-            self.arguments,
+            arguments,
             train_dataset=train,
             eval_dataset=held_out,
             processing_class=self.tokenizer,
             peft_config=adapter,
+            **options,
         )
+        if packed is not None:
+            trainer.train_dataset = packed
         if model.config.num_experts:
             train_routers(trainer, model)
         return trainer

@@ -127,6 +127,8 @@ class DataSection(Section):
     max_eval_rows: Annotated[int, Field(ge=1)] | None = None
     truncation: Literal["drop", "keep_start"] = "drop"
     seed: Annotated[int, Field(ge=0)] = 0
+    num_proc: Annotated[int, Field(ge=1)] | None = None
+    cache: bool = True
 
     @model_validator(mode="after")
     def _one_source_of_held_out_rows(self) -> "DataSection":

@@ -6,12 +6,24 @@ from typing import Any
 
 from ..errors import UserError
 from .batches import batches
-from .report import IGNORE, TokenizationReport, TokenizedData
+from .report import IGNORE, TokenizationReport, TokenizedData, row_wise
 
 Row = dict[str, Any]
 Label = str | int | float | list[str]
 
 
+def _finish(report: TokenizationReport, **settings: Any) -> None:
+    """Raises:
+    UserError: no row is left.
+    """
+    if not report.rows_kept:
+        raise UserError(f"None of the {report.rows} rows is left: none of them has a token")
+    for why, count in report.counted.items():
+        if count:
+            report.warnings.append(f"{count:,} {why}: they are neither trained on nor measured")
+
+
+@row_wise(_finish)
 def tokenize_texts(
     rows: Iterable[Row],
     tokenizer: Any,
@@ -57,6 +69,7 @@ def tokenize_texts(
     return _labelled(ids, labels, report)
 
 
+@row_wise(_finish)
 def tokenize_words(
     rows: Iterable[Row],
     tokenizer: Any,
@@ -105,16 +118,13 @@ def tokenize_words(
     report.tokens = sum(map(len, ids))
     report.supervised_tokens = sum(target != IGNORE for row in labels for target in row)
     for count, why in ((beyond, f"lie beyond {max_length} tokens"), (silent, "have no token")):
-        if count:
-            report.warnings.append(f"{count:,} words {why}: they are neither trained on nor measured")
+        report.counted[f"words {why}"] = count
     return _labelled(ids, labels, report)
 
 
 def _labelled(ids: list[list[int]], labels: list[Any], report: TokenizationReport) -> TokenizedData:
     from datasets import Dataset
 
-    if not ids:
-        raise UserError(f"None of the {report.rows} rows is left: none of them has a token")
     return TokenizedData(Dataset.from_dict({"input_ids": ids, "labels": labels}), report)
 
 

@@ -9,8 +9,13 @@ if TYPE_CHECKING:
     import torch
 
 
-def pad_rows(rows: Sequence[dict[str, Any]], pad_token_id: int) -> "dict[str, torch.Tensor]":
+def pad_rows(
+    rows: Sequence[dict[str, Any]], pad_token_id: int, multiple: int | None = None
+) -> "dict[str, torch.Tensor]":
     """A batch of rows with `input_ids` and any other columns.
+
+    Args:
+        multiple: the length of the longest row is made up to one of this.
 
     Columns of numbers become [rows]. Columns of lists become [rows, longest]: `input_ids` are padded with the padding
     token, `labels` with -100, all others with 0. `attention_mask` is 1 on what was there.
@@ -28,6 +33,9 @@ def pad_rows(rows: Sequence[dict[str, Any]], pad_token_id: int) -> "dict[str, to
         lists = not isinstance(first, int | float)
         batch[name] = pad_sequence(values, True, fill.get(name, 0)) if lists else torch.stack(values)
     batch["attention_mask"] = pad_sequence([torch.ones(len(row["input_ids"]), dtype=torch.long) for row in rows], True)
+    if multiple and (short := -batch["input_ids"].shape[1] % multiple):
+        columns = {name: values for name, values in batch.items() if values.dim() > 1}
+        batch |= {name: torch.nn.functional.pad(v, (0, short), value=fill.get(name, 0)) for name, v in columns.items()}
     return batch
 
 

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
-from .report import IGNORE, TokenizationReport, TokenizedData
+from .report import IGNORE, TokenizationReport, TokenizedData, row_wise
 
 _BATCH = 512
 # Where one sentence ends and the next begins: at a line break, and behind a full stop or its like.
@@ -147,6 +147,17 @@ _PACKINGS = {"blocks": _blocks, "documents": _documents, "none": _single}
 # For encoders
 
 
+def _finish_pieces(report: TokenizationReport, *, max_length: int, mlm_probability: float, **others: Any) -> None:
+    """Count the tokens that will be hidden, of those that can be.
+
+    Raises:
+        UserError: no row is left.
+    """
+    report.supervised_tokens = round(report.supervised_tokens * mlm_probability)
+    _require_rows(report, max_length)
+
+
+@row_wise(_finish_pieces)
 def tokenize_pieces(
     rows: Iterable[Row], tokenizer: Any, *, max_length: int, mlm_probability: float, whole_word: bool
 ) -> TokenizedData:
@@ -173,9 +184,8 @@ def tokenize_pieces(
         )
         for index in range(len(pieces["input_ids"])):
             _add_masked(table, report, dropped, pieces, index, whole_word)
-    report.supervised_tokens = round(report.supervised_tokens * mlm_probability)
     report.stopped, report.dropped = report.rows_kept, dict(dropped)
-    return _finished(table, report, max_length)
+    return TokenizedData(table.dataset(), report)
 
 
 def _add_masked(
@@ -335,13 +345,17 @@ def _stretch(document: _Document, wanted: int, rng: random.Random) -> tuple[int,
 
 
 def _finished(table: _Table, report: TokenizationReport, max_length: int) -> TokenizedData:
+    _require_rows(report, max_length)
+    return TokenizedData(table.dataset(), report)
+
+
+def _require_rows(report: TokenizationReport, max_length: int) -> None:
     if not report.rows_kept:
         causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items())) or "no text"
         raise UserError(
             f"None of the {report.rows} texts leaves anything to train on: {causes}. objective.max_length is "
             f"{max_length} and the longest row has {report.longest} tokens"
         )
-    return TokenizedData(table.dataset(), report)
 
 
 def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
-from .report import IGNORE, TokenizationReport, TokenizedData
+from .report import IGNORE, TokenizationReport, TokenizedData, row_wise
 from .supervised import stop_ids, tokenize_rows
 
 Row = dict[str, Any]
@@ -34,6 +34,19 @@ class _Answer(NamedTuple):
         return _Answer(self.ids[:length], self.start, False)
 
 
+def _finish(report: TokenizationReport, *, max_length: int, truncation: Truncation = "drop") -> None:
+    """Raises:
+    UserError: no row is left.
+    """
+    if not report.rows_kept:
+        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
+        raise UserError(
+            f"None of the {report.rows} rows is left: {causes}. train.max_length is {max_length} and data.truncation "
+            f"is {truncation}; the longest sequence has {report.longest} tokens. Raise train.max_length."
+        )
+
+
+@row_wise(_finish, margin=0.0)
 def tokenize_pairs(
     rows: Sequence[Row], tokenizer: Any, *, max_length: int, truncation: Truncation = "drop"
 ) -> TokenizedData:
@@ -76,9 +89,10 @@ def tokenize_pairs(
             columns[name].append(value)
         _count(report, answers, whole, start)
         report.merged += any(answer.start > start for answer in whole)
-    return _finished(columns, report, dropped, max_length, truncation)
+    return _finished(columns, report, dropped)
 
 
+@row_wise(_finish)
 def tokenize_labelled(
     rows: Sequence[Row], tokenizer: Any, *, max_length: int, truncation: Truncation = "drop"
 ) -> TokenizedData:
@@ -104,7 +118,7 @@ def tokenize_labelled(
         for name, value in zip(columns, (ids[:start], ids[start:], bool(row["label"]), len(ids)), strict=True):
             columns[name].append(value)
         _count(report, [answer], [whole], start)
-    return _finished(columns, report, dropped, max_length, truncation)
+    return _finished(columns, report, dropped)
 
 
 _SIDES = ("chosen", "rejected")
@@ -181,20 +195,8 @@ def _report_of(rows: Sequence[Row], sides: list[TokenizationReport]) -> Tokeniza
     return TokenizationReport(rows=len(rows), longest=max(side.longest for side in sides), warnings=warnings)
 
 
-def _finished(
-    columns: dict[str, list[Any]],
-    report: TokenizationReport,
-    dropped: Counter[str],
-    max_length: int,
-    truncation: Truncation,
-) -> TokenizedData:
+def _finished(columns: dict[str, list[Any]], report: TokenizationReport, dropped: Counter[str]) -> TokenizedData:
     from datasets import Dataset
 
     report.rows_kept, report.dropped = len(columns["prompt_ids"]), dict(dropped)
-    if not report.rows_kept:
-        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(dropped.items()))
-        raise UserError(
-            f"None of the {report.rows} rows is left: {causes}. train.max_length is {max_length} and data.truncation "
-            f"is {truncation}; the longest sequence has {report.longest} tokens. Raise train.max_length."
-        )
     return TokenizedData(Dataset.from_dict(columns), report)

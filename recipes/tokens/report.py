@@ -1,10 +1,13 @@
 """What tokenisation gives: a data set of tokens and labels, and what became of the rows."""
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 IGNORE = -100  # the label of a token that is not trained on
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass
@@ -22,6 +25,8 @@ class TokenizationReport:
         merged: kept rows in which one token holds a prompt's end and an answer's start; it counts as prompt.
         stopped: kept, uncut rows whose supervised part ends in a stop id.
         warnings: what the user ought to know before training.
+        counted: what a warning will count -> the number so far.
+        made: how the tokens came about, in words.
     """
 
     rows: int = 0
@@ -34,6 +39,18 @@ class TokenizationReport:
     merged: int = 0
     stopped: int = 0
     warnings: list[str] = field(default_factory=list)
+    counted: dict[str, int] = field(default_factory=dict)
+    made: str = field(default="", compare=False)
+
+    def add(self, other: "TokenizationReport") -> None:
+        """Take the report on the rows that follow into this one."""
+        for name in ("rows", "rows_kept", "truncated", "tokens", "supervised_tokens", "merged", "stopped"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.longest = max(self.longest, other.longest)
+        for mine, theirs in ((self.dropped, other.dropped), (self.counted, other.counted)):
+            for cause, count in theirs.items():
+                mine[cause] = mine.get(cause, 0) + count
+        self.warnings = list(dict.fromkeys([*self.warnings, *other.warnings]))
 
     @property
     def supervised_share(self) -> float:
@@ -48,6 +65,32 @@ class TokenizedData(NamedTuple):
     report: TokenizationReport
 
 
+def row_wise(finish: Callable[..., None], **absent: Any) -> Callable[[F], F]:
+    """Mark a function `(rows, tokenizer, **settings) -> TokenizedData` whose outcome for a row depends on that row
+    alone, so that rows can be given to it in parts, by several processes.
+
+    The function itself makes a part; what is returned in its place makes the whole. A part may be empty. A
+    `UserError` on a single row must begin with "Row", its number in the part, and a space or colon.
+
+    Args:
+        finish: called as `finish(report, **settings)` with the report on all rows; it may complete it, and raises
+            where nothing is left.
+        absent: columns that a part has only where one of its rows needs it -> the value of the other rows.
+    """
+
+    def marked(part: F) -> F:
+        @functools.wraps(part)
+        def whole(rows: Iterable[dict[str, Any]], tokenizer: Any, **settings: Any) -> TokenizedData:
+            data = part(rows, tokenizer, **settings)
+            finish(data.report, **settings)
+            return data
+
+        whole.part, whole.finish, whole.absent = part, finish, absent  # type: ignore[attr-defined]
+        return whole  # type: ignore[return-value]
+
+    return marked
+
+
 class Tokenizing(NamedTuple):
     """How rows become tokens: `function(rows, tokenizer, **settings)`, which depends on nothing else.
 
@@ -56,7 +99,7 @@ class Tokenizing(NamedTuple):
         settings: its keyword arguments, of values that JSON has.
     """
 
-    function: Callable[..., TokenizedData]
+    function: Any
     settings: dict[str, Any]
 
     def run(self, rows: Iterable[dict[str, Any]], tokenizer: Any) -> TokenizedData:

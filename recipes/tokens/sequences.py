@@ -9,11 +9,21 @@ from typing import Any, Literal
 
 from ..errors import UserError
 from .batches import batches
-from .report import TokenizationReport, TokenizedData
+from .report import TokenizationReport, TokenizedData, row_wise
 
 Row = dict[str, Any]
 
 
+def _finish(report: TokenizationReport, **settings: Any) -> None:
+    """Raises:
+    UserError: no row is left.
+    """
+    if not report.rows_kept:
+        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
+        raise UserError(f"None of the {report.rows} rows is left to train on: {causes or 'there are none'}")
+
+
+@row_wise(_finish)
 def tokenize_sequences(
     rows: Iterable[Row],
     tokenizer: Any,
@@ -63,9 +73,6 @@ def tokenize_sequences(
     report.rows_kept = len(sources)
     report.supervised_tokens = sum(map(len, targets))
     report.tokens = sum(map(len, sources)) + report.supervised_tokens
-    if not sources:
-        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
-        raise UserError(f"None of the {report.rows} rows is left to train on: {causes or 'there are none'}")
     return TokenizedData(Dataset.from_dict({"input_ids": sources, "labels": targets}), report)
 
 

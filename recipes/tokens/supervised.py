@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
 from .chat_template import ChatTemplate, Span
-from .report import IGNORE, TokenizationReport, TokenizedData
+from .report import IGNORE, TokenizationReport, TokenizedData, row_wise
 
 _BATCH = 512
 
@@ -33,6 +33,15 @@ class _Encodable(NamedTuple):
     chat: bool  # a template has already written the special tokens
 
 
+def _finish(report: TokenizationReport, *, max_length: int | None, truncation: str = "drop", **others: Any) -> None:
+    """Raises:
+    UserError: no row is left.
+    """
+    if not report.rows_kept:
+        raise UserError(_nothing_left(report, max_length, truncation))
+
+
+@row_wise(_finish)
 def tokenize_rows(
     rows: Iterable[dict[str, Any]],
     tokenizer: Any,
@@ -90,8 +99,6 @@ def tokenize_rows(
             report.merged += merged
             report.stopped += not cut and _ends_in(row_labels, stops, tokenizer)
     report.rows_kept, report.tokens, report.dropped = len(ends) - 1, len(ids), dict(dropped)
-    if not report.rows_kept:
-        raise UserError(_nothing_left(report, max_length, truncation))
     if template is not None:
         report.warnings += template.warnings
     return TokenizedData(_dataset(ids, labels, ends), report)

@@ -89,12 +89,17 @@ def causal(row: Mapping[str, Any], *, ends: bool = True) -> TokenSequence:
 def document_starts(row: Mapping[str, Any]) -> list[int]:
     """Where the second and further documents of a packed row begin: where positions start again, or lengths say so."""
     if row.get("position_ids") is not None:
-        return [place for place, position in enumerate(row["position_ids"]) if place and not position]
+        return starts_in(row["position_ids"])
     starts, place = [], 0
     for length in (row.get("seq_lengths") or ())[:-1]:
         place += length
         starts.append(place)
     return starts
+
+
+def starts_in(positions: Sequence[int]) -> list[int]:
+    """Where positions start again."""
+    return [place for place, position in enumerate(positions) if place and not position]
 
 
 def row_text(view: RowView, tokenizer: Any, *, limit: int | None = None) -> str:

@@ -119,12 +119,50 @@ def check_generation(model, implementation):
     assert torch.equal(beams, model.generate(tokens * mask, num_beams=2, use_cache=False, **options)), "beam search"
 
 
-def check_packing(model):
-    first, second = tokens_of(1, 4), tokens_of(1, 5, seed=2)
-    positions = torch.tensor([[*range(4), *range(5)]])
-    packed = model(torch.cat([first, second], 1), position_ids=positions).logits
-    near(packed[:, :4], model(first).logits, "first packed document")
-    near(packed[:, 4:], model(second).logits, "second packed document")
+def check_packing(fields):
+    """Packed with padding behind it, or a document a row: the same logits, loss and gradients."""
+    both = fields["architecture"] == "encoder-decoder"
+    lengths, targets = (4, 5, 3), (3, 2, 5)
+    documents = [tokens_of(1, n, seed=n)[0] for n in lengths]
+    answers = [tokens_of(1, n, seed=9 + n)[0] for n in targets]
+
+    def rows(parts, fill=0):
+        return torch.nn.utils.rnn.pad_sequence(parts, True, fill)
+
+    def packed(parts):
+        return rows([torch.cat(parts[:2]), parts[2]])
+
+    def positions(sizes):
+        return packed([torch.arange(n) for n in sizes])
+
+    apart = {"input_ids": rows(documents), "attention_mask": rows([torch.ones_like(d) for d in documents])}
+    joined = {"input_ids": packed(documents), "attention_mask": packed([torch.ones_like(d) for d in documents])}
+    joined["position_ids"] = positions(lengths)
+    if both:
+        inputs = [torch.cat([torch.tensor([1]), answer[:-1]]) for answer in answers]
+        apart |= {"labels": rows(answers, -100)}
+        joined |= {"labels": rows([torch.cat(answers[:2]), answers[2]], -100), "decoder_input_ids": packed(inputs)}
+        joined |= {"decoder_attention_mask": packed([torch.ones_like(a) for a in answers])}
+        joined |= {"decoder_position_ids": positions(targets)}
+    elif fields["architecture"] == "decoder":
+        first_hidden = [torch.cat([torch.tensor([-100]), d[1:]]) for d in documents]
+        apart |= {"labels": rows(first_hidden, -100)}
+        joined |= {"labels": rows([torch.cat(first_hidden[:2]), first_hidden[2]], -100)}
+    one, other = build(fields).train(), build(fields).train()
+    logits = one(**apart).logits.detach(), other(**joined).logits.detach()
+    sizes = targets if both else lengths
+    near(logits[1][0, : sizes[0]], logits[0][0, : sizes[0]], "first packed document")
+    near(logits[1][0, sizes[0] : sum(sizes[:2])], logits[0][1, : sizes[1]], "second packed document")
+    near(logits[1][1, : sizes[2]], logits[0][2, : sizes[2]], "a document beside padding")
+    if fields["architecture"] == "encoder":
+        return
+    losses = one(**apart).loss, other(**joined).loss
+    torch.testing.assert_close(losses[1], losses[0])
+    for loss in losses:
+        loss.backward()
+    for (name, a), (_, b) in zip(one.named_parameters(), other.named_parameters(), strict=True):
+        size = max(a.grad.abs().max().item(), 1.0)
+        torch.testing.assert_close(b.grad, a.grad, rtol=0, atol=1e-5 * size, msg=f"{name} in packed rows")
 
 
 def check_saving(model):
@@ -139,6 +177,7 @@ def check_saving(model):
 
 def check(fields, implementation):
     check_gradients(fields)
+    check_packing(fields)
     with torch.no_grad():
         model = build(fields)
         check_padding(model)
@@ -147,8 +186,6 @@ def check(fields, implementation):
         if model.can_generate():
             check_cache(model)
             check_generation(model, implementation)
-        if not model.config.is_encoder_decoder:
-            check_packing(model)
     counts = model.config.counts(head=HEAD[model.config.architecture])
     assert counts.total_parameters == sum(p.numel() for p in model.parameters())
 

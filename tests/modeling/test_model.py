@@ -453,6 +453,8 @@ def test_packing_that_cannot_be_kept_apart_is_refused(tiny):
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
     with pytest.raises(ValueError, match="cannot follow a cache"):
         model(tokens, position_ids=positions, cache=DynamicCache(config=model.config))
+    with pytest.raises(ValueError, match="behind its 4 tokens"):
+        model(tokens, position_ids=positions, cache=model(ids(1, 4)).cache)
     with pytest.raises(ValueError, match="pass position_ids"):
         model(tokens, cu_seq_lens_q=torch.tensor([0, 3, 6], dtype=torch.int32))
 

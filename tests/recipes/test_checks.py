@@ -98,7 +98,7 @@ WRONG_VALUES = [
     ("train: {eval_strategy: best}", "train.eval_strategy: must be no, steps or epoch, found 'best'"),
     ("train: {logging_strategy: never}", "train.logging_strategy: must be no, steps or epoch, found 'never'"),
     ("train: {save_strategy: false}", "train.save_strategy: must be no, steps, epoch or best, found false"),
-    ("train: {packing_strategy: bdf}", "must be bfd or bfd_split, found 'bdf'; did you mean 'bfd'?"),
+    ("train: {packing_strategy: bdf}", "must be bfd, found 'bdf'; did you mean 'bfd'?"),
     ("train: {bf16: yes}", "train.bf16: must be true or false, found 'yes'; write true"),
     ("train: {report_to: [1]}", "train.report_to.0: must be text, found 1"),
     ("train: {output_dir: ''}", "train.output_dir: is empty"),

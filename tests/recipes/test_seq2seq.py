@@ -328,7 +328,7 @@ def test_sft_leaves_out_what_is_not_to_be_learned(tmp_path, tiny_checkpoint):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.packing=true", r"train\.packing: has no effect on an encoder-decoder"),
+        ("train.packing_strategy=wrapped", r"train\.packing_strategy: wrapped cuts rows anywhere"),
         ("train.loss_type=dft", r"train\.loss_type: has no effect on an encoder-decoder"),
         ("objective.loss_on=all", r"objective\.loss_on: an encoder-decoder learns the last answer alone"),
         ("train.max_length=200", r"train\.max_length is 200, but the model has positions for 128"),

@@ -20,8 +20,8 @@ from anyformer.recipes.soft_prompts import (
     ENCODER_FILE,
     KINDS,
     continue_training,
+    made_whole,
     prompt_learning_fields,
-    resumable,
     soft_prompt_problem,
 )
 
@@ -122,22 +122,6 @@ def test_a_prefix_on_latent_attention_does_not_fit(tiny, case):
         get_peft_model(model, cls(task_type="CAUSAL_LM", **SIZES, **arguments))(input_ids=ids(1, 5))
 
 
-@cases
-def test_packed_rows_are_wrong_or_impossible(tiny, case):
-    model = soften(tiny(), case).eval()
-    kind = CASES[case][0]
-    assert "packed row" in soft_prompt_problem(model.base_model.config, kind, packed=True)
-    one, two = ids(1, 6), ids(1, 5, seed=2)
-    row, positions = torch.cat((one, two), 1), torch.tensor([[*range(6), *range(5)]])
-    if kind == "prefix-tuning":
-        with pytest.raises(ValueError, match=r"Packed documents .* cannot follow a cache"):
-            model(input_ids=row, position_ids=positions)
-        return
-    with torch.no_grad(), pytest.warns(UserWarning, match="Ignoring position ids"):
-        packed = model(input_ids=row, position_ids=positions).logits[:, -5:]
-    assert (packed - model(input_ids=two).logits[:, -5:]).abs().max() > 0.1
-
-
 @pytest.mark.parametrize("kind", ["prompt-tuning", "p-tuning"])
 def test_labels_of_tokens_do_not_move_behind_the_vectors(tiny, kind):
     case, tokens = case_of(kind), ids(2, 6)
@@ -194,7 +178,7 @@ def test_checkpointing_comes_after_attaching(tiny, case):
 
 def test_continuous_batching_would_forget_the_soft_prompt(tiny):
     with pytest.raises(UserError, match="without its soft prompt: use generate"):
-        resumable(soften(tiny(), "prompt")).generate_batch([[5, 6, 7]])
+        made_whole(soften(tiny(), "prompt")).generate_batch([[5, 6, 7]])
 
 
 # Going on with training
@@ -222,7 +206,7 @@ def trainer(tiny, tmp_path):
             processing_class=tokenizer,
             peft_config=cls(task_type="CAUSAL_LM", **SIZES, **own, **fields),
         )
-        resumable(made.model)
+        made_whole(made.model)
         return made
 
     return build
@@ -290,14 +274,14 @@ def test_without_the_weights_that_make_the_vectors_a_resume_is_refused(tiny, cas
         change = again(input_ids=ids(1, 6)).logits - saved(input_ids=ids(1, 6)).logits
         assert change.abs().max() > 1e-3
     with pytest.raises(UserError, match=f"not the weights that make them .{ENCODER_FILE}"):
-        resumable(again).load_adapter(tmp_path, "default", is_trainable=True)
+        made_whole(again).load_adapter(tmp_path, "default", is_trainable=True)
 
 
 @pytest.mark.parametrize("whole", [True, False])
 @cases
 def test_a_step_from_a_saved_soft_prompt_starts_there_and_moves_it(tiny, case, whole, tmp_path):
     tokens = ids(2, 7)
-    tuned = resumable(soften(tiny(), case)).eval()
+    tuned = made_whole(soften(tiny(), case)).eval()
     expected = tuned(input_ids=tokens).logits.detach()
     tuned.save_pretrained(tmp_path / "first")
     assert (tmp_path / "first" / ENCODER_FILE).is_file() == (case in MADE)
@@ -325,7 +309,7 @@ def test_a_step_from_a_saved_soft_prompt_starts_there_and_moves_it(tiny, case, w
 @kinds
 def test_a_classifier_goes_on_with_its_last_layer(tiny, kind, tmp_path):
     fields = {"architecture": "encoder", "head": "sequence_classification", "num_labels": 3}
-    tuned = resumable(soften(tiny(**fields), case_of(kind), "SEQ_CLS")).eval()
+    tuned = made_whole(soften(tiny(**fields), case_of(kind), "SEQ_CLS")).eval()
     tokens, labels = ids(2, 7), torch.tensor([0, 2])
     with torch.no_grad():
         tuned.base_model.score.modules_to_save["default"].weight.normal_()
@@ -343,7 +327,7 @@ def test_other_adapters_go_on_as_peft_has_them(tiny, tmp_path):
     config = LoraConfig(target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     model = get_peft_model(tiny(), config)
     before = type(model)
-    assert type(resumable(model)) is before
+    assert type(made_whole(model)) is before
     model.save_pretrained(tmp_path)
     again = continue_training(tiny(), tmp_path)
     names = [{name for name, weight in m.named_parameters() if weight.requires_grad} for m in (model, again)]
@@ -353,4 +337,4 @@ def test_other_adapters_go_on_as_peft_has_them(tiny, tmp_path):
 
 def test_the_class_of_a_soft_prompt_is_changed_once(tiny):
     soft = soften(tiny(), "mlp")
-    assert type(resumable(soft)) is type(resumable(soft)) and isinstance(soft, PeftModel)
+    assert type(made_whole(soft)) is type(made_whole(soft)) and isinstance(soft, PeftModel)

@@ -30,11 +30,13 @@ class Seq2SeqObjective(ObjectiveSection):
     Attributes:
         max_source_length, max_target_length: longest in tokens, what the tokenizer adds and the end token included;
             default the model's. `data.truncation` says what becomes of longer rows.
+        packing: "documents": rows hold several pairs, which do not see each other, within the same two limits.
     """
 
     kind: Literal["seq2seq"] = "seq2seq"
     max_source_length: Length | None = None
     max_target_length: Length | None = None
+    packing: Literal["documents", "none"] = "none"
 
 
 class DistillObjective(ObjectiveSection):
@@ -54,6 +56,8 @@ SFT_REFUSED = (
         "assistant_only_loss": "is objective.loss_on: completion",
         "completion_only_loss": "is objective.loss_on: completion",
         "truncation_mode": "is data.truncation",
+        "eval_packing": "is not used: held-out rows stand by themselves, and their loss is a mean over tokens",
+        "padding_free": "is train.packing: true",
         "trust_remote_code": "is model.trust_remote_code",
         "model_init_kwargs": "is not used: see the model: section (dtype, attn_implementation, revision, config)",
         "chat_template_path": TOKENIZER,
@@ -69,11 +73,13 @@ def _packing_strategy(value: Any) -> Any:
             "wrapped cuts rows anywhere and lets those in a block see each other: use bfd, which keeps them apart, or "
             "for plain text objective: {kind: pretrain, packing: blocks}"
         )
+    if value == "bfd_split":
+        raise wrong("bfd_split is bfd with data.truncation: split")
     return value
 
 
 _SFT_TYPES = {
-    "packing_strategy": Annotated[Literal["bfd", "bfd_split"], BeforeValidator(_packing_strategy)],
+    "packing_strategy": Annotated[Literal["bfd"], BeforeValidator(_packing_strategy)],
 }
 _DISTILL_REFUSED = (
     SFT_REFUSED
@@ -82,7 +88,7 @@ _DISTILL_REFUSED = (
         "teacher_model_name_or_path": "is objective.teacher",
         "teacher_model_init_kwargs": "is not used: the teacher has the dtype and the attention of model:",
         **dict.fromkeys(
-            ("packing", "eval_packing", "padding_free", "packing_strategy"),
+            ("packing", "packing_strategy"),
             "is not possible here: the teacher and sampled answers need rows by themselves",
         ),
         **dict.fromkeys(

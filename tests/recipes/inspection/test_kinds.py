@@ -38,7 +38,8 @@ def inspected(tmp_path, tiny_checkpoint, tiny_bert):
 def test_every_kind(kind, inspected):
     inspection = inspected(kind)
     report, figures = inspection.tokenized["train"], inspection.train
-    assert figures.rows == figures.looked_at == report.rows_kept
+    assert figures.rows == figures.looked_at
+    assert (figures.documents or figures.rows) == report.rows_kept or kind == "pretrain"
     assert all(found.largest <= found.limit for found in figures.lengths.values())
     # The objective counts what is learned by itself.
     if kind in ("mlm", "mlm-nsp"):  # drawn anew in each epoch, with a probability of 15 %
@@ -82,6 +83,28 @@ def test_hidden_tokens_are_told(inspected):
 def test_policies_show_prompts(inspected):
     text = printed(inspected("grpo"))
     assert "answers are sampled" in text and "prompt, " in text and "does not apply" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        ("sft", ["train.packing=true", f"data.source={SMALL / 'pairs.jsonl'}", "train.max_length=60"]),
+        ("seq2seq", ["objective.packing=documents"]),
+    ],
+)
+def test_packed_rows_are_those_of_the_trainer(kind, overrides, inspected):
+    plain, inspection = inspected(kind, *overrides[1:]), inspected(kind, *overrides)
+    figures = inspection.train
+    # As many documents as there were rows, with all their tokens, in fewer rows.
+    assert figures.documents == plain.train.rows > figures.rows
+    assert figures.tokens == plain.train.tokens
+    assert figures.stops.checked == figures.stops.stopped == plain.train.stops.checked
+    fullest = next(shown for shown in inspection.shown if "the most documents" in shown.why)
+    for sequence in fullest.view.all_sequences:
+        assert len(sequence.documents) > 1
+        if kind == "sft":  # the first token of a document is predicted by nothing
+            assert all(sequence.labels[start] == -100 for start, _ in sequence.documents)
+    assert "--- document ---" in printed(inspection)
 
 
 def test_colours_where_there_are_some(inspected):

@@ -138,9 +138,10 @@ def test_long_sequences_show_both_ends(tiny_checkpoint):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
-    found = pieces(TokenSequence(list(range(3, 103)), [-100] * 100), tokenizer, limit=20)
+    found = pieces(TokenSequence(list(range(3, 103)), [-100] * 100, starts=(7, 15, 94, 95)), tokenizer, limit=20)
     assert [piece.place for piece in found[:15]] == list(range(15))
-    assert found[15] == Gap(80)
+    assert found[15] == Gap(80, 2) and found[15].words == "… 80 tokens, 2 documents begin …"
+    assert [piece.place for piece in found if getattr(piece, "starts", False)] == [7, 95]
     assert [piece.place for piece in found[16:]] == [95, 96, 97, 98, 99]
 
 
