@@ -88,7 +88,7 @@ def test_policies_show_prompts(inspected):
 @pytest.mark.parametrize(
     ("kind", "overrides"),
     [
-        ("sft", ["train.packing=true", f"data.source={SMALL / 'pairs.jsonl'}", "train.max_length=60"]),
+        ("sft", ["train.packing=true", f"data.source={SMALL / 'pairs.jsonl'}", "train.max_length=110"]),
         ("seq2seq", ["objective.packing=documents"]),
     ],
 )
