@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=2 python benchmarks/packing.py --rounds 2
 
-Both sides train SmolLM2-135M-Instruct with LoRA (rank 16, all linear modules) on the same chats and the same supervised
-tokens, forward and backward over all of them, in turns in one process. Stock is transformers' Llama and TRL's SFTTrainer
-with its defaults; a batch has as many rows on both sides.
+Both sides train SmolLM2-135M-Instruct with LoRA (rank 16, all linear modules) on the same chats and the same
+supervised tokens, forward and backward over all of them, in turns in one process. Stock is transformers' Llama and
+TRL's SFTTrainer with its defaults; a batch has as many rows on both sides.
 """
 
 import argparse

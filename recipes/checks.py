@@ -260,7 +260,7 @@ def known_keys(path: Path, data: dict[str, Any], root: type[BaseModel] = Recipe)
             refused = schema.refused_keys(str(step), data)
         elif path[: depth + 1] == ("model", "config"):
             model, refused = schema.architecture_model(), set(schema.ARCHITECTURE_REFUSED)
-        else:
+        elif isinstance(step, str):  # a number stands in a list, whose items have the model of the key before
             model = _nested(model, step)
             refused = set()
         if model is None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from .data import DataReport
     from .prepare import Prepared
     from .run_folder import RunFolder
     from .schema import Recipe
@@ -60,9 +61,11 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
         console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
     held = prepared.held_out.report.rows_kept if prepared.held_out else 0
     console.print(f"[bold]{'format':>11}[/bold]  {escape(report.recognised)}")
+    for name, value in source_lines(report):
+        console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
     console.print(f"[bold]{'held out':>11}[/bold]  {held:,} rows: {escape(report.split)}")
-    dropped = _counted({**tokens.dropped, "unusable": report.rows_skipped}) or "none"
-    console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}")
+    dropped = _counted({**tokens.dropped, **report.left_out, "unusable": report.rows_skipped}) or "none"
+    console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}{_split(tokens)}")
     if prepared.held_out and (lost := _counted(prepared.held_out.report.dropped)):
         console.print(f"[bold]{'':>11}[/bold]  of the held-out rows {lost}")
     if tokens.made:
@@ -74,14 +77,33 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
         console.print(escape(row), style="dim")
 
 
+# Sources that are listed one by one.
+_SOURCES = 20
+
+
+def source_lines(report: "DataReport") -> list[tuple[str, str]]:
+    """A line for each source: what it holds, and what became of its rows."""
+    parts = [*report.by_source, *report.by_eval_source]
+    lines = [("source" if part in report.by_source else "eval source", part.describe()) for part in parts[:_SOURCES]]
+    return [*lines, ("", f"and {len(parts) - _SOURCES} more sources")] if len(parts) > _SOURCES else lines
+
+
 def _counted(causes: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {cause}" for cause, count in causes.items() if count)
 
 
+def _split(tokens: "TokenizationReport") -> str:
+    """How many rows came of longer ones that were split, if any."""
+    if not tokens.pieces:
+        return ""
+    empty = f", {tokens.empty_pieces:,} others had nothing to learn" if tokens.empty_pieces else ""
+    return f"; pieces of longer rows: {tokens.pieces:,}{empty}"
+
+
 def unstopped(tokens: "TokenizationReport") -> list[str]:
     """Warnings of rows whose learned part does not end in a stop token, and why."""
-    count = tokens.rows_kept - tokens.stopped
-    cut = min(count, tokens.truncated)
+    count = tokens.rows_kept - tokens.stopped - tokens.continued
+    cut = min(count, tokens.truncated - tokens.beginnings_cut)
     causes = {
         "rows are cut at the longest length": cut,
         "rows do not end in a learned stop token, as where the chat template does not end the turns of a learned "

@@ -28,12 +28,14 @@ def across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
     """
     sections: dict[str, dict[str, Any]] = {name: _mapping(data.get(name)) for name in SECTIONS}
     yield from _across_model(sections["model"], "model" in data)
-    yield from _across_data(sections["data"])
     yield from _across_objective(sections["model"], sections["objective"])
     yield from _across_train(sections, data)
     kind = schema.kind_in("objective", data.get("objective"))
+    yield from _across_data(sections["data"], kind)
     if kind in KINDS["objective"]:
         yield from across_rewards(kind, sections)
+    if kind in KINDS["objective"]:
+        yield from _across_truncation(kind, sections)
     if kind == "sft" and "train" in data:
         yield from _across_smoothing(sections)
     if kind in KINDS["objective"] and not any(path[:1] in (("train",), ("adapter",)) for path in reported):
@@ -134,17 +136,66 @@ def _across_masking(objective: dict[str, Any]) -> Iterator[Fault]:
         yield ("objective", "random_replace_prob"), text
 
 
-def _across_data(data: dict[str, Any]) -> Iterator[Fault]:
+def _across_data(data: dict[str, Any], kind: str) -> Iterator[Fault]:
     if data.get("eval_source") is not None and data.get("eval_fraction"):
         yield ("data", "eval_fraction"), "eval_source names the held-out rows already: remove one of the two"
-    source = data.get("source")
-    built_in = BUILT_IN.get(source) if isinstance(source, str) else None
-    if built_in is not None:
-        wanted = data.get("format")
-        if wanted in FORMATS and wanted not in built_in.formats:
-            yield ("data", "format"), f"{source} is {built_in.format}, not {wanted}: remove the key"
-        if data.get("columns"):
-            yield ("data", "columns"), f"{source} has no columns to rename: remove the key"
+    items = list(_items(data.get("source"), ("data", "source")))
+    for path, item in items:
+        yield from _across_built_in(data, path, item, alone=len(items) == 1)
+    weighted = [path for path, item in items if item.get("weight") is not None]
+    for path, item in _items(data.get("eval_source"), ("data", "eval_source")):
+        if item.get("weight") is not None:
+            yield (*path, "weight"), "is for training; held-out rows are measured once each: remove it"
+    if weighted and kind in KINDS["objective"] and kind not in _WEIGHTED:
+        text = f"{kind} takes each row once an epoch; weights are for {', '.join(_WEIGHTED)}. Give max_rows instead"
+        yield from (((*path, "weight"), text) for path in weighted)
+    if data.get("epoch_rows") is not None and not weighted:
+        yield ("data", "epoch_rows"), "is for sources with weights: without one every row comes once an epoch"
+    if data.get("streaming") is True and kind in KINDS["objective"] and kind not in _STREAMED:
+        text = f"{kind} needs all rows at once, as to count labels or make pairs; streaming is for"
+        yield ("data", "streaming"), f"{text} {' and '.join(_STREAMED)}: remove it"
+
+
+# Objectives that train on tokens alone, so that an epoch may hold a row twice or not at all.
+_WEIGHTED = ("sft", "seq2seq", "pretrain", "classify", "token-classify")
+# Objectives that go through the rows once and never by number.
+_STREAMED = ("sft", "pretrain")
+
+
+def _items(value: Any, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The sources in a recipe's value, as mappings, with the path of each."""
+    for number, item in enumerate(value) if isinstance(value, list) else ((None, value),):
+        here = path if number is None else (*path, number)
+        if isinstance(item, str | dict):
+            yield here, {"path": item} if isinstance(item, str) else item
+
+
+def _across_built_in(data: dict[str, Any], path: Path, item: dict[str, Any], *, alone: bool) -> Iterator[Fault]:
+    name = item.get("path")
+    built_in = BUILT_IN.get(name) if isinstance(name, str) else None
+    if built_in is None:
+        return
+    for key in ("format", "columns"):
+        value, where = item.get(key), (*path, key)
+        if value is None and (alone or key == "format"):
+            value, where = data.get(key), ("data", key)
+        if key == "format" and value in FORMATS and value not in built_in.formats:
+            yield where, f"{name} is {built_in.format}, not {value}: remove the key"
+        if key == "columns" and value:
+            yield where, f"{name} has no columns to rename: remove the key"
+
+
+def _across_truncation(kind: str, sections: dict[str, dict[str, Any]]) -> Iterator[Fault]:
+    here, policy = ("data", "truncation"), sections["data"].get("truncation")
+    reason, preset = KINDS["objective"][kind].unsplit, _preset(sections["model"])
+    if kind == "sft" and preset is not None and preset.get("architecture") == "encoder-decoder":
+        reason = schema.WHOLE_SOURCE
+    if policy == "split" and reason:
+        yield here, f"split is not possible with objective {kind}: {reason}. Set drop, keep_start or keep_end"
+    packing = sections["objective"].get("packing", "blocks")
+    if kind == "pretrain" and packing != "none" and policy in ("keep_start", "keep_end", "split"):
+        text = f"has no effect with objective.packing: {packing}, which keeps every token: remove it, or set "
+        yield here, f"{text}objective.packing to none"
 
 
 def _across_train(sections: dict[str, Any], data: dict[str, Any]) -> Iterator[Fault]:

@@ -46,11 +46,14 @@ def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: in
 
     from .tokens.padding import pad_rows
 
-    rows = sorted((dict(row) for row in dataset), key=lambda row: len(row["input_ids"]))
+    # Rows in token shards tell their lengths unread, and only those of a batch are held.
+    held = dataset if hasattr(dataset, "length") else [dict(row) for row in dataset]
+    length = getattr(dataset, "length", lambda index: len(held[index]["input_ids"]))
+    rows = sorted(range(len(held)), key=length)
     total, count = 0.0, 0
     with evaluating(model), torch.no_grad():
         for start in range(0, len(rows), batch_size):
-            padded = pad_rows(rows[start : start + batch_size], pad_token_id)
+            padded = pad_rows([held[index] for index in rows[start : start + batch_size]], pad_token_id)
             batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
             labels = batch.pop("labels")
             logits = model(**batch, use_cache=False).logits[:, -labels.shape[1] :]  # behind the soft prompt, if any
@@ -137,15 +140,17 @@ def _prompt(row: dict[str, Any], tokenizer: Any) -> tuple[str, str, list[int]]:
         ids = tokenizer(row["text"])["input_ids"]
         half = max(len(ids) // 2, 1)
         return tokenizer.decode(ids[:half]), tokenizer.decode(ids[half:]), ids[:half]
+    from .tokens.chat_template import answer_text, prompt_text
+
     if "messages" in row:
-        turns, answer = row["messages"][:-1], row["messages"][-1]["content"]
+        turns, answer = row["messages"][:-1], answer_text(row["messages"][-1])
     elif isinstance(row["prompt"], str):
         return row["prompt"], row["completion"], tokenizer(row["prompt"])["input_ids"]
     else:
-        turns, answer = row["prompt"], row["completion"][-1]["content"]
-    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        turns, answer = row["prompt"], answer_text(row["completion"][-1])
+    text = prompt_text(tokenizer, turns, row.get("tools"))
     # The template has written the special tokens already: a second BOS would be one too many.
-    return turns[-1]["content"], answer, tokenizer(text, add_special_tokens=False)["input_ids"]
+    return answer_text(turns[-1]), answer, tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 class evaluating:

@@ -14,7 +14,7 @@ from .errors import UserError
 from .prepare import Prepared, model_of, prepare
 from .run import check_inputs_survive, check_repository, faults_told, run_recipe
 from .run_folder import METRICS, RECIPE, Record, RunFolder, changed_training
-from .schema import OBJECTIVES
+from .schema import OBJECTIVES, Recipe
 from .stages import Pipeline, Stage
 
 if TYPE_CHECKING:
@@ -189,6 +189,12 @@ def _check_same(pipeline: Pipeline, stage: Stage, record: Record, work: Mapping[
             f"stage {stage.name}: its recipe differs from the one that {stage.folder} was trained with, in "
             f"{', '.join(changed)}. Restore these values. {remedy}"
         )
+    known = RunFolder(stage.folder).metrics.get("data_digest")
+    if work[stage.name] == "skip" and known and _digest_of_rows(pipeline.resolved(stage)) != known:
+        raise UserError(
+            f"stage {stage.name}: its rows differ from those that {stage.folder} was trained on: data.source or "
+            f"data.eval_source has changed. Restore the files. {remedy}"
+        )
     before = record.values.get("inputs", {}).get(stage.name, {})
     now = {name: _fingerprint(pipeline[name]) if work[name] == "skip" else "" for name in stage.inputs}
     for name in stage.inputs:
@@ -197,6 +203,13 @@ def _check_same(pipeline: Pipeline, stage: Stage, record: Record, work: Mapping[
                 f"stage {stage.name}: {stage.folder} was trained on another output of stage {name} than the one in "
                 f"{pipeline[name].folder}. {remedy}"
             )
+
+
+def _digest_of_rows(recipe: Recipe) -> str:
+    from .data import load_splits
+    from .objectives import objective_class
+
+    return load_splits(recipe.data, accepts=objective_class(recipe.objective.kind).formats).digest
 
 
 def _inputs(pipeline: Pipeline, stage: Stage) -> dict[str, str]:
@@ -248,12 +261,16 @@ def check_held_out(pipeline: Pipeline, prepared: Mapping[str, Prepared]) -> list
         UserError: it happens with one source, which the stages split otherwise.
     """
     from .data import prompt_key
+    from .shards.selection import TokenDocuments
 
-    warnings, known = [], [stage for stage in pipeline.stages if stage.name in prepared]
+    # Documents in token shards are no prompts, and too many to be read for this.
+    listed = {name for name, stage in prepared.items() if not isinstance(stage.splits.train, TokenDocuments)}
+    warnings, known = [], [stage for stage in pipeline.stages if stage.name in listed]
     for index, later in enumerate(known):
         held = {prompt_key(row) for row in prepared[later.name].splits.eval}
         for earlier in known[:index]:
-            shared = len(held & {prompt_key(row) for row in prepared[earlier.name].splits.train})
+            trained = prepared[earlier.name].splits.train
+            shared = len({key for row in trained if (key := prompt_key(row)) in held})
             if not shared:
                 continue
             fault = f"{shared} of the {len(held)} prompts that stage {later.name} holds out are trained on in stage "

@@ -1,8 +1,6 @@
 """What is known of a run before a weight is loaded: data, tokens, adapter and plan."""
 
 import copy
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,11 +41,8 @@ class Prepared:
 
     @property
     def data_digest(self) -> str:
-        """Of all rows, in their order: a run that goes on must have the same."""
-        digest = hashlib.blake2b(digest_size=16)
-        for row in (*self.splits.train, None, *self.splits.eval):
-            digest.update(json.dumps(row, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()
+        """Of all rows, in their order, and of the code that made them: a run that goes on must have the same."""
+        return self.splits.digest
 
 
 def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepared:
@@ -74,7 +69,7 @@ def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepa
         with found.step():
             if splits is not None:
                 objective.configure(splits)
-                train = objective.prepare(splits.train)
+                train = objective.prepare_training(splits)
                 held_out = _held_out(objective, splits)
         with found.step():
             _check_soft_prompt(recipe, objective)

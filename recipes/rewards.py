@@ -7,17 +7,16 @@ data, the answers as text, and all other columns of the data; it returns a numbe
 
 import ast
 import copy
-import difflib
-import importlib.util
 import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .user_code import function_problem, functions_of, in_file, line_in, load_function, near
 from .yaml_tree import STAGE
 
 Scores = list[float]
@@ -85,24 +84,10 @@ def reward_problem(name: str) -> str | None:
         return "is empty: give a built-in reward, FILE.py:FUNCTION, or a model"
     if name in BUILT_IN:
         return None
-    place = (name, "") if name.endswith(".py") else _in_file(name)
+    place = (name, "") if name.endswith(".py") else in_file(name)
     if place is None:
         return None if _may_be_a_model(name) else _no_built_in(name)
-    file, function = place
-    try:
-        functions = _functions(file)
-    except OSError as error:
-        return f"{file} cannot be read: {error.strerror}"
-    except (SyntaxError, ValueError) as error:  # no text, or no code
-        return f"{file} is no Python: {error}"
-    known = ", ".join(functions) or "none"
-    if not function:
-        return f"{name} names no function: write {file}:FUNCTION; it has {known}"
-    if function not in functions:
-        return f"{file} defines no function {function!r}; it has {known}{_near(function, functions)}"
-    if isinstance(functions[function], ast.AsyncFunctionDef):
-        return f"{file}:{function} is async; write a plain function"
-    return None
+    return function_problem(*place)
 
 
 def _may_be_a_model(name: str) -> bool:
@@ -114,25 +99,8 @@ def _no_built_in(name: str) -> str:
     known = ", ".join(BUILT_IN)
     return (
         f"{name} is no built-in reward ({known}), no folder here and no OWNER/MODEL of the Hub; a function is given as "
-        f"FILE.py:FUNCTION{_near(name, BUILT_IN)}"
+        f"FILE.py:FUNCTION{near(name, BUILT_IN)}"
     )
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _in_file(name: str) -> tuple[str, str] | None:
-    """File and function of `FILE.py:FUNCTION`, or None."""
-    file, colon, function = name.rpartition(":")
-    return (file, function) if colon and file.endswith(".py") else None
-
-
-def _functions(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The functions that a file defines, without running it."""
-    tree = ast.parse(Path(file).expanduser().read_text(encoding="utf-8"))
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def column_problem(name: str, columns: Sequence[str]) -> str | None:
@@ -141,8 +109,8 @@ def column_problem(name: str, columns: Sequence[str]) -> str | None:
     Args:
         columns: names of all columns but the prompt.
     """
-    if place := _in_file(name):
-        node = _functions(place[0]).get(place[1])
+    if place := in_file(name):
+        node = functions_of(place[0]).get(place[1])
         if node is None or node.decorator_list:  # what is called may take others than what is written
             return None
         given = _signature(node)
@@ -199,7 +167,7 @@ def reward_model_config(name: str) -> Any:
     from ..modeling.interop.source import open_source
     from .models import resolve_path
 
-    if name in BUILT_IN or _in_file(name) or name.startswith(STAGE):
+    if name in BUILT_IN or in_file(name) or name.startswith(STAGE):
         return None
     here = f"objective.reward {name}"
     remedy = "give a sequence classifier with one label, as objective: {kind: reward} trains it"
@@ -249,7 +217,9 @@ class Reward:
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # somebody else's function: whatever it raises is told with its name
-            raise UserError(f"objective.reward {self.name}: raises {type(error).__name__}: {error}") from error
+            place = in_file(self.name)
+            line = line_in(Path(place[0]).expanduser(), error) if place else ""
+            raise UserError(f"objective.reward {self.name}: raises {type(error).__name__}: {error}{line}") from error
         return checked_scores(self.name, scores, texts)
 
 
@@ -316,23 +286,9 @@ def load_reward(name: str, *, batch_size: int = 8) -> Reward:
         raise UserError(f"objective.reward: {problem}")
     if name in BUILT_IN:
         return Reward(name, BUILT_IN[name])
-    if place := _in_file(name):
-        return Reward(name, _function(Path(place[0]).expanduser(), place[1]))
+    if place := in_file(name):
+        return Reward(name, load_function(Path(place[0]).expanduser(), place[1], "objective.reward"))
     return Reward(name, RewardModel(name, batch_size=batch_size))
-
-
-def _function(file: Path, name: str) -> Callable[..., Scores]:
-    spec = importlib.util.spec_from_file_location(f"anyformer_reward_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # as above
-        raise UserError(f"objective.reward: {file} raises {type(error).__name__}: {error}") from error
-    function = getattr(module, name)
-    if inspect.iscoroutinefunction(function):
-        raise UserError(f"objective.reward: {file}:{name} is async; write a plain function")
-    return function
 
 
 class RewardModel:

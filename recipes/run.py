@@ -398,11 +398,19 @@ def check_inputs_survive(recipe: Recipe, folder: Path) -> None:
     """Raises:
     UserError: what the run reads lies in the folder that it writes.
     """
-    data = [recipe.data.source, recipe.data.eval_source]
-    names = [name for value in data for name in (value if isinstance(value, list) else [value])]
+    from .data.sources import local_places
+
+    names = [name for value in (recipe.data.source, recipe.data.eval_source) for name in local_places(value)]
     for name in [recipe.model.path, recipe.model.tokenizer, recipe.adapter.path, *names]:
         if name and Path(name).exists() and Path(name).resolve().is_relative_to(folder.resolve()):
             raise UserError(f"train.output_dir {folder} holds {name}, which the run reads: choose another folder")
+    for name in names:
+        place = Path(name).expanduser()
+        if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
+            raise UserError(
+                f"train.output_dir {folder} lies in the folder {name}, all of which is read as data, also what the run "
+                "writes: choose another folder, or a glob such as '*.jsonl'"
+            )
 
 
 def check_repository(recipe: Recipe) -> None:
@@ -430,7 +438,9 @@ def _data_metrics(prepared: Prepared) -> dict[str, Any]:
         "split": report.split,
         "rows_skipped": report.rows_skipped,
         "dropped": prepared.train.report.dropped,
+        "left_out": report.left_out,
         "truncated": prepared.train.report.truncated,
+        "pieces": prepared.train.report.pieces,
     }
 
 

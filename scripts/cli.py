@@ -29,6 +29,8 @@ VERBS = {
     "list": "list_",
     "copy": "copy_",
     "families": "families",
+    "tokenizer": "tokenizer",
+    "tokenize": "tokenize_",
 }
 
 

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..console import unstopped
+from ..console import source_lines, unstopped
 from ..data.files import place
 from ..errors import UserError
 from ..prepare import Prepared, prepare
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 # Figures are of so many rows, evenly spread, where there are more.
 LOOKED_AT = 50_000
+# Of more rows the first so many are compared with each other.
+COMPARED = 500_000
+# Files that are named.
+_NAMED = 10
 # Of so many pairs or more, a share of this size in which one length is chosen is told.
 _ENOUGH, _TELLING = 20, 0.75
 
@@ -73,8 +78,7 @@ class Inspection:
     def as_dict(self) -> dict[str, Any]:
         """The figures, and nothing of a row's text."""
         report = asdict(self.report)
-        skipped = report.pop("skipped")
-        report["skipped"] = {"rows": len(skipped), "causes": skip_causes(self.report)}
+        report["skipped"] = {"rows": self.report.rows_skipped, "causes": skip_causes(self.report)}
         figures = {"train": self.train, "held_out": self.held_out}
         places = {
             side: {str(number): where for number, where in sorted(found.items())} for side, found in self.places.items()
@@ -110,7 +114,7 @@ def inspect_recipe(
     trained = data if packed is None else packed
     figures = _figures(objective, trained)
     held_out = prepared.held_out
-    found = repeats(prepared.splits.train, prepared.splits.eval)
+    found = _repeats(prepared.splits)
     tokens = {"train": prepared.train.report} | ({"held_out": held_out.report} if held_out else {})
     warnings = [*prepared.splits.report.warnings, *prepared.train.report.warnings]
     if figures.pairs and (warning := given_away(figures.pairs)):
@@ -121,7 +125,7 @@ def inspect_recipe(
         name=name,
         kind=recipe.objective.kind,
         model=recipe.model.path or f"a new {recipe.model.preset}",
-        facts=_facts(recipe, prepared, figures),
+        facts=[*_facts(recipe, prepared, figures), *_compared(found, prepared.splits.report)],
         warnings=warnings,
         train=figures,
         held_out=_figures(prepared.objective, held_out.dataset) if held_out else None,
@@ -134,19 +138,33 @@ def inspect_recipe(
     )
 
 
+def _repeats(splits: "Splits") -> Repeats:
+    if hasattr(splits.train, "shards"):  # documents that are tokens already, as many as memory does not hold
+        return Repeats()
+    return repeats(islice(splits.train, COMPARED), splits.eval)
+
+
+def _compared(found: Repeats, report: "DataReport") -> list[tuple[str, str]]:
+    """How many rows were compared with each other, where that is not all of them."""
+    if not found.looked_at:
+        return [("compared", "no rows with each other: they are tokens already")]
+    some = found.looked_at < report.rows_train
+    return [("compared", f"the first {found.looked_at:,} rows with each other")] if some else []
+
+
 def _places(recipe: "Recipe", splits: "Splits", found: Repeats) -> dict[str, dict[int, str]]:
     """Where the rows that are named as examples stand."""
     train, held = found.named
     report = splits.report
-    given: dict[str, Any] = {"form": report.format, "columns": recipe.data.columns}
     sides = {
         "train": (splits.train, train, report.sources),
         "held_out": (splits.eval, held, report.eval_sources or report.sources),
     }
-    return {
-        side: find_places({number: rows[number - 1] for number in numbers}, files, **given)
-        for side, (rows, numbers, files) in sides.items()
-    }
+    places = {}
+    for side, (rows, numbers, files) in sides.items():
+        named = {number: row for number, row in enumerate(rows, 1) if number in numbers} if numbers else {}
+        places[side] = find_places(named, files, recipe.data.columns)
+    return places
 
 
 def given_away(pairs: Pairs) -> str:
@@ -211,12 +229,15 @@ def _facts(recipe: "Recipe", prepared: Prepared, figures: TokenFigures) -> list[
     facts = [
         ("model", recipe.model.path or f"a new {recipe.model.preset}"),
         ("objective", recipe.objective.kind),
-        ("source", ", ".join(report.sources)),
+        ("source", ", ".join([*report.sources[:_NAMED], *(["…"] if len(report.sources) > _NAMED else [])])),
         ("format", report.recognised),
+        *(source_lines(report) if len(report.by_source) > 1 else []),
         ("read", f"{report.rows_read:,} rows; {report.rows_train:,} to train on, {report.rows_eval:,} held out"),
         ("held out", report.split),
         ("tokenised", f"{tokens.rows:,} rows, which make {tokens.rows_kept:,} rows of tokens"),
     ]
+    if not figures.documents and figures.rows != tokens.rows_kept:
+        facts.append(("first epoch", f"{figures.rows:,} rows, drawn by the weights of their sources"))
     if tokens.made:
         facts.append(("tokens", tokens.made))
     if figures.documents:
@@ -225,7 +246,8 @@ def _facts(recipe: "Recipe", prepared: Prepared, figures: TokenFigures) -> list[
     named = [f"{limit:,}" if name == "row" else f"{name} {limit:,}" for name, limit in limits.items()]
     facts.append(("max length", f"{', '.join(named)} tokens"))
     facts.append(("truncation", f"{prepared.objective.long_rows}; {tokens.truncated:,} cut"))
-    facts.append(("left out", "; ".join(f"{count:,} {cause}" for cause, count in tokens.dropped.items()) or "none"))
+    lost = {**tokens.dropped, **report.left_out}
+    facts.append(("left out", "; ".join(f"{count:,} {cause}" for cause, count in lost.items()) or "none"))
     for cause in skip_causes(report):
         facts.append(("skipped", f"{cause['rows']:,}: {cause['cause']} (first: {cause['first']})"))
     if report.ignored_columns:

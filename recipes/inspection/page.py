@@ -65,7 +65,8 @@ def _tiles(inspection: Inspection) -> list[tuple[str, str, str]]:
     if train.stops.checked:
         alarm = "" if train.stops.stopped == train.stops.checked else "warn"
         tiles.append((share(train.stops.stopped, train.stops.checked), "of answers end in a stop token", alarm))
-    tiles.append((number(found.repeated), "rows repeat another", "warn" if found.repeated else ""))
+    if found.looked_at:
+        tiles.append((number(found.repeated), "rows repeat another", "warn" if found.repeated else ""))
     return tiles
 
 

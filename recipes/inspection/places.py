@@ -9,15 +9,12 @@ from ..data.formats import SHAPES, Unusable
 from .statistics import Row, fingerprint
 
 
-def find_places(
-    rows: Mapping[int, Row], files: Sequence[str], *, form: str, columns: Mapping[str, str]
-) -> dict[int, str]:
+def find_places(rows: Mapping[int, Row], files: Sequence[str], columns: Mapping[str, str]) -> dict[int, str]:
     """The file and line of rows; those that cannot be found are left out.
 
     Args:
         rows: number -> row in its canonical form; equal rows by ascending number stand in the files in that order.
         files: what was read; what is no file is passed over.
-        form: the format of the rows.
         columns: the recipe's `data.columns`.
     """
     wanted: dict[bytes, list[int]] = {}
@@ -30,7 +27,7 @@ def find_places(
         for line, raw in read_rows(Path(name)):
             if isinstance(raw, BadRow):
                 continue
-            numbers = next(filter(None, (wanted.get(fingerprint(row)) for row in _readings(raw, form, columns))), None)
+            numbers = next(filter(None, (wanted.get(fingerprint(row)) for row in _readings(raw, columns))), None)
             if numbers:
                 found[numbers.pop(0)] = place(name, line)
                 if len(found) == len(rows):
@@ -38,11 +35,11 @@ def find_places(
     return found
 
 
-def _readings(raw: Row, form: str, columns: Mapping[str, str]) -> Iterator[Row]:
-    """What a row can be taken for in a format."""
+def _readings(raw: Row, columns: Mapping[str, str]) -> Iterator[Row]:
+    """What a row can be taken for."""
     row = _renamed(raw, columns)
     for shape in SHAPES:
-        if shape.format == form and shape.fits(row):
+        if shape.fits(row):
             try:
                 yield shape.convert(row)
             except Unusable:

@@ -257,6 +257,7 @@ class Repeats:
     """Rows that occur twice or share a prompt; rows are numbered from 1, those held out by themselves.
 
     Attributes:
+        looked_at: training rows that were compared, the first ones.
         repeated: training rows beyond the first of each kind that are equal to another in all that is used.
         repeated_examples: numbers of equal rows.
         conflicting: training rows that share a prompt with one that has another answer.
@@ -265,6 +266,7 @@ class Repeats:
         held_out_prompts: held-out rows, those among them, whose prompt is trained on.
     """
 
+    looked_at: int = 0
     repeated: int = 0
     repeated_examples: list[list[int]] = field(default_factory=list)
     conflicting: int = 0
@@ -282,19 +284,30 @@ class Repeats:
         return within | {row for _, row in across}, {row for row, _ in across}
 
 
-def repeats(train: Sequence[Row], held_out: Sequence[Row]) -> Repeats:
-    """Which rows are equal, and which prompts have several answers or are on both sides."""
+def repeats(train: Iterable[Row], held_out: Iterable[Row]) -> Repeats:
+    """Which rows are equal, and which prompts have several answers or are on both sides.
+
+    Each side is gone through once, so that rows may be read as they are asked for.
+    """
     found = Repeats()
-    whole = _places(map(fingerprint, train))
+    whole: dict[bytes, list[int]] = {}
+    asked: dict[bytes, list[int]] = {}
+    texts: set[bytes] = set()  # prompts that are all of their row, so that nothing is an answer to them
+    for number, row in enumerate(train, 1):
+        prompt = _prompt(row)
+        whole.setdefault(fingerprint(row), []).append(number)
+        asked.setdefault(prompt, []).append(number)
+        if row.keys() == {"text"}:
+            texts.add(prompt)
+        found.looked_at = number
     groups = [places for places in whole.values() if len(places) > 1]
     found.repeated = sum(len(places) - 1 for places in groups)
     found.repeated_examples = [places[:EXAMPLES] for places in groups[:EXAMPLES]]
-    asked = _places(map(_prompt, train))
     firsts = {places[0] for places in whole.values()}
     differing = []
-    for places in asked.values():
+    for prompt, places in asked.items():
         distinct = [place for place in places if place in firsts]
-        if len(distinct) > 1 and train[places[0] - 1].keys() != {"text"}:  # of plain text nothing is an answer
+        if len(distinct) > 1 and prompt not in texts:
             differing.append((len(places), distinct))
     found.conflicting = sum(count for count, _ in differing)
     found.conflicting_examples = [places[:EXAMPLES] for _, places in differing[:EXAMPLES]]
@@ -307,13 +320,6 @@ def repeats(train: Sequence[Row], held_out: Sequence[Row]) -> Repeats:
             found.held_out_prompt_examples.append((number, near[0]))
     del found.held_out_examples[EXAMPLES:], found.held_out_prompt_examples[EXAMPLES:]
     return found
-
-
-def _places(keys: Iterable[bytes]) -> dict[bytes, list[int]]:
-    places: dict[bytes, list[int]] = {}
-    for number, key in enumerate(keys, 1):
-        places.setdefault(key, []).append(number)
-    return places
 
 
 def fingerprint(row: Row) -> bytes:

@@ -31,9 +31,9 @@ def show(console: "Console", inspection: Inspection) -> None:
     for warning in inspection.warnings:
         console.print(Text.assemble(("Warning: ", "bold yellow"), warning))
     _show_figures(console, inspection)
-    console.rule(Text("Repeats", "bold"))
-    found = repeats_in_words(inspection)
-    _print_lines(console, [(f"{n:,}", f"{what}{f': {where}' if where else ''}") for what, n, where in found])
+    if found := repeats_in_words(inspection):
+        console.rule(Text("Repeats", "bold"))
+        _print_lines(console, [(f"{n:,}", f"{what}{f': {where}' if where else ''}") for what, n, where in found])
     console.rule(Text("Rows", "bold"))
     console.print(_legend(plain=_is_plain(console)))
     for shown in inspection.shown:

@@ -78,8 +78,10 @@ def listed(numbers: Sequence[int]) -> str:
 
 
 def repeats_in_words(inspection: "Inspection") -> list[tuple[str, int, str]]:
-    """(what, how many, examples) of each kind of repetition."""
+    """(what, how many, examples) of each kind of repetition; none where rows were not compared."""
     found = inspection.repeats
+    if not found.looked_at:
+        return []
     lines = [
         ("training rows equal to an earlier one", found.repeated, _groups(inspection, found.repeated_examples)),
         (

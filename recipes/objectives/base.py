@@ -1,5 +1,6 @@
 """What every objective answers: which rows it reads, which head it trains, with which trainer, and how it measures."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -7,7 +8,7 @@ from ..errors import UserError
 
 if TYPE_CHECKING:
     from ...modeling import AnyformerConfig
-    from ..data import Splits
+    from ..data import Mixture, Splits
     from ..evaluation import Sample
     from ..schema import Recipe
     from ..tokens.packing import TrainingRows
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 # What becomes of rows that are too long under `data.truncation`.
-LONG_ROWS = {"drop": "longer rows are left out", "keep_start": "longer rows are cut at their end"}
+LONG_ROWS = {
+    "drop": "longer rows are left out",
+    "keep_start": "longer rows are cut at their end",
+    "keep_end": "longer rows are cut at their beginning",
+    "split": "longer rows are split into several",
+}
 
 
 class Objective:
@@ -49,6 +55,7 @@ class Objective:
     unmoved: ClassVar[str] = "No gradient reached them"
     preview_tokens: ClassVar[int | None] = None
     passes: int = 0
+    mixture: "Mixture | None" = None  # of the rows that are left, where sources have weights
 
     def __init__(self, recipe: "Recipe", arguments: Any, config: "AnyformerConfig", tokenizer: Any) -> None:
         self.recipe, self.arguments, self.config, self.tokenizer = recipe, arguments, config, tokenizer
@@ -118,9 +125,48 @@ class Objective:
         """Parameters that are held beside the trained model, untrained, by what they are, such as a reference."""
         return {}
 
+    def prepare_training(self, splits: "Splits") -> "TokenizedData":
+        """`prepare` of the training rows; those of sources with weights by themselves, so that it is known how many
+        rows each has left.
+
+        Raises:
+            UserError: as `prepare`.
+        """
+        rows: Any = splits.train  # a stream only where the objective reads rows once, see `cross_checks`
+        if splits.mixture is None:
+            return self.prepare(rows)
+        from ..tokens.report import mixed
+
+        parts = []
+        for source, rows in zip(splits.report.by_source, splits.train_by_source, strict=True):
+            try:
+                parts.append(self.prepare(rows))
+            except UserError as error:
+                raise UserError(f"data.source {source.name}: {error}") from error
+        self.mixture = splits.mixture.resized([len(part.dataset) for part in parts])
+        return mixed(parts, self.mixture.sizes, self.mixture.rows_per_epoch)
+
     def training_rows(self, data: Any) -> "TrainingRows | None":
-        """The data set of `prepare` as the trainer gets it where its rows are packed; None: as they are."""
-        return None
+        """The data set of `prepare_training` as the trainer gets it where epochs differ or rows are packed; None: as
+        it is."""
+        from ..tokens.packing import TrainingRows
+
+        return TrainingRows(data, **self.drawn) if self.mixture else None
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """Arguments of `TrainingRows`: which rows an epoch holds, and how many epochs there will be."""
+        if self.mixture is None:
+            return {}
+
+        def epochs(rows: int) -> int:
+            arguments = self.arguments
+            batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+            steps = math.ceil(rows / batch)
+            limit = arguments.max_steps / steps if arguments.max_steps > 0 else arguments.num_train_epochs
+            return math.ceil(limit)
+
+        return {"drawn": self.mixture.epoch, "epochs": epochs}
 
     def sequences(self, prepared: "TokenizedData") -> int:
         """What a batch is counted in, of one epoch: rows, unless they are packed."""

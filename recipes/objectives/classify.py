@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..label_metrics import accuracy, macro_f1, set_f1
 from ..tokens.labelled import checked_label, target_of, tokenize_texts
+from ..tokens.truncation import cut
 from .base import Row
 from .labelled import Labelled, listed
 from .trainers import check_smoothing
@@ -54,6 +55,7 @@ class TextClassification(Labelled):
         from ..tokens.report import Tokenizing
 
         settings = {"max_length": self.max_length, "problem": self.options.problem}
+        settings |= {"truncation": self.recipe.data.truncation}
         return Tokenizing(tokenize_texts, settings | {"names": self.names, "numbered": self.options.labels})
 
     def view(self, row: Row) -> "RowView":
@@ -114,7 +116,7 @@ class TextClassification(Labelled):
 
         found = []
         for row in spread(rows, self.recipe.eval.samples):
-            ids = self.tokenizer([row["text"]], truncation=True, max_length=self.max_length)["input_ids"]
+            ids = cut(self.tokenizer, [row["text"]], self.max_length, self.recipe.data.truncation)["input_ids"]
             if not ids[0]:
                 continue
             logits, _ = self.logits_of(model, [{"input_ids": ids[0]}])

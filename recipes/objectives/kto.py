@@ -94,7 +94,8 @@ def unpaired(rows: Sequence[Row], *, seed: int) -> list[Row]:
         return rows
     half = len(rows) // 2
     return [
-        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        {name: row[name] for name in ("prompt", "tools") if name in row}
+        | {"completion": row[side], "label": side == "chosen"}
         for index in range(len(rows))
         for row, side in ((rows[index], "chosen"), (rows[(index + half) % len(rows)], "rejected"))
     ]

@@ -127,6 +127,7 @@ class Labelled(Objective):
             self.arguments,
             adapter=adapter,
             train_dataset=train,
+            rows=self.training_rows(train),
             eval_dataset=held_out,
             processing_class=self.tokenizer,
             data_collator=partial(pad_rows, pad_token_id=self.tokenizer.pad_token_id),

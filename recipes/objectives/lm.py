@@ -11,6 +11,7 @@ from .trainers import library_trainer
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
+    from ..shards import TokenShards
     from ..tokens.masking import Masking
     from ..tokens.report import TokenizedData, Tokenizing
     from ..tokens.views import RowView
@@ -19,11 +20,32 @@ if TYPE_CHECKING:
 _SHOWN = 64
 
 
-class Pretraining(Objective):
-    """The next token of plain text."""
+def _shards_of(*sides: Any) -> "list[TokenShards]":
+    """The folders of token shards that rows lie in, each once."""
+    from ..shards.selection import TokenDocuments
 
-    formats = ("text",)
+    found = {side.shards.folder: side.shards for side in sides if isinstance(side, TokenDocuments)}
+    return list(found.values())
+
+
+class Pretraining(Objective):
+    """The next token of plain text, or of documents in token shards."""
+
+    formats = ("text", "tokens")
     preview_tokens = _SHOWN
+    shards: "tuple[TokenShards, ...]" = ()  # folders that rows lie in; none where rows are texts
+
+    def configure(self, splits: "Splits") -> None:
+        for shards in _shards_of(splits.train, splits.eval):
+            shards.check_tokenizer(self.tokenizer, self.recipe.model.tokenizer or self.recipe.model.path)
+            self.shards = (*self.shards, shards)
+
+    def prepare(self, rows: Sequence[Row]) -> "TokenizedData":
+        from ..shards.selection import TokenDocuments
+
+        if isinstance(rows, TokenDocuments):  # tokenised long ago
+            return rows.prepared(**self.tokenizing().settings)
+        return super().prepare(rows)
 
     def tokenizing(self) -> "Tokenizing":
         from ..tokens.plain_text import tokenize_documents
@@ -55,6 +77,7 @@ class Pretraining(Objective):
             self.arguments,
             adapter=adapter,
             train_dataset=train,
+            rows=self.training_rows(train),
             eval_dataset=held_out,
             data_collator=partial(pad_rows, pad_token_id=self.tokenizer.pad_token_id),
             processing_class=self.tokenizer,
@@ -62,6 +85,15 @@ class Pretraining(Objective):
         if self.options.packing == "blocks":
             trainer.not_apart = "texts share blocks by design; objective.packing: documents keeps them apart"
         return trainer
+
+    def thorough_checks(self, trainer: Any) -> dict[str, str]:
+        from ..flight_checks import PASSED
+
+        done = super().thorough_checks(trainer)
+        for shards in self.shards:
+            shards.verify()
+            done[f"checksums of {shards.folder}"] = PASSED
+        return done
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         from ..evaluation import held_out_loss
@@ -73,7 +105,11 @@ class Pretraining(Objective):
 
     def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
         """The greedy continuation of the first tokens of held-out texts, as many as are generated."""
+        from ..shards.selection import TokenDocuments
+
         count = 2 * self.recipe.eval.max_new_tokens
+        if isinstance(rows, TokenDocuments):
+            return super().samples(model, rows.spread(self.recipe.eval.samples, count))
         openings = [self.tokenizer(row["text"], add_special_tokens=False)["input_ids"][:count] for row in rows]
         return super().samples(model, [{"text": self.tokenizer.decode(ids)} for ids in openings if len(ids) > 1])
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..errors import UserError
 from ..introspection import class_fields
 from ..label_metrics import accuracy, error_rate
+from ..schema import WHOLE_SOURCE
 from ..soft_prompts import positions_taken
 from ..tokens.padding import by_length, pad_rows
 from ..tokens.report import IGNORE
@@ -36,6 +37,10 @@ class SequenceToSequence(Objective):
     shown = ("loss", "exact_match", "character_error_rate", "word_error_rate")
 
     def configure(self, splits: "Splits") -> None:
+        if self.recipe.data.truncation == "split":
+            raise UserError(
+                f"data.truncation: split is not possible here: {WHOLE_SOURCE}. Set drop, keep_start or keep_end"
+            )
         check_smoothing(self.arguments, self.config)
         generates = getattr(self.arguments, "predict_with_generate", False)
         check_best_metric(self.recipe.train, self.arguments, self.shown if generates else ("loss",))
@@ -90,19 +95,19 @@ class SequenceToSequence(Objective):
         return self.options.packing == "documents"
 
     def training_rows(self, data: Any) -> "TrainingRows | None":
-        from ..tokens.packing import TrainingRows, joiner_of_pairs
+        from ..tokens.packing import TrainingRows, joiner_of_pairs, row_lengths
 
         if not self.packs:
-            return None
+            return super().training_rows(data)
         # A pair takes of both limits; what it takes more of is what counts.
         lengths = [
-            max(-(-len(ids) * _WHOLE // limit) for ids, limit in zip(pair, self.limits, strict=True))
-            for pair in zip(data["input_ids"], data["labels"], strict=True)
+            max(-(-length * _WHOLE // limit) for length, limit in zip(pair, self.limits, strict=True))
+            for pair in zip(*(row_lengths(data, name) for name in ("input_ids", "labels")), strict=True)
         ]
         start = self.config.decoder_start_token_id
         assert start is not None  # set in `configure`
         join = joiner_of_pairs(start)
-        return TrainingRows(data, lengths=lengths, capacity=_WHOLE, join=join)
+        return TrainingRows(data, lengths=lengths, capacity=_WHOLE, join=join, **self.drawn)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Seq2SeqTrainer, Trainer
@@ -114,11 +119,11 @@ class SequenceToSequence(Objective):
                 batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
             return batch
 
-        packed, arguments = self.training_rows(train), copy.copy(self.arguments)
-        if packed is not None:
+        arguments = copy.copy(self.arguments)
+        if self.packs:
             arguments.remove_unused_columns = False  # those of the decoder would be taken for unused
         options: dict[str, Any] = {"adapter": adapter, "eval_dataset": held_out}
-        options["train_dataset"] = train if packed is None else packed
+        options |= {"train_dataset": train, "rows": self.training_rows(train)}
         options |= {"processing_class": self.tokenizer, "data_collator": collate}
         if not getattr(self.arguments, "predict_with_generate", False):
             return library_trainer(Trainer, model, arguments, **options)
@@ -196,7 +201,7 @@ class SequenceToSequence(Objective):
             return []
         encoded = [
             {"input_ids": ids}
-            for ids in encode_sources(chosen, self.tokenizer, truncation=True, max_length=self.limits[0])
+            for ids in encode_sources(chosen, self.tokenizer, self.limits[0], self.recipe.data.truncation)
         ]
         answers = self.answers(model, encoded, min(options.max_new_tokens, self.limits[1]))
         return [Sample(asked_text(row), target_text(row), a) for row, a in zip(chosen, answers, strict=True)]

@@ -30,11 +30,11 @@ class SupervisedTuning(Objective):
         return Tokenizing(tokenize_rows, settings | {"truncation": self.recipe.data.truncation})
 
     def training_rows(self, data: Any) -> "TrainingRows | None":
-        from ..tokens.packing import TrainingRows
+        from ..tokens.packing import TrainingRows, row_lengths
 
         if not self.arguments.packing:
-            return None
-        return TrainingRows(data, lengths=[len(ids) for ids in data["input_ids"]], capacity=self.max_length)
+            return super().training_rows(data)
+        return TrainingRows(data, lengths=row_lengths(data, "input_ids"), capacity=self.max_length, **self.drawn)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from trl import SFTTrainer
@@ -42,8 +42,7 @@ class SupervisedTuning(Objective):
         from ..tokens.padding import pad_rows
 
         arguments, options = self.arguments, {}
-        packed = self.training_rows(train)
-        if packed is not None:
+        if arguments.packing:
             # The trainer would lay all packed rows of a batch one after another, which attention pays for in squares.
             arguments = copy.copy(arguments)
             arguments.packing = arguments.remove_unused_columns = False
@@ -58,10 +57,9 @@ class SupervisedTuning(Objective):
             eval_dataset=held_out,
             processing_class=self.tokenizer,
             peft_config=adapter,
+            rows=self.training_rows(train),
             **options,
         )
-        if packed is not None:
-            trainer.train_dataset = packed
         if model.config.num_experts:
             train_routers(trainer, model)
         return trainer

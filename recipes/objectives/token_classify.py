@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..label_metrics import accuracy, macro_f1, marks_spans, span_f1
-from ..tokens.labelled import beginnings, encode_words, tokenize_words
+from ..tokens.labelled import beginnings, tokenize_words
 from ..tokens.report import IGNORE
+from ..tokens.truncation import cut
 from .base import Row
 from .labelled import Labelled
 from .trainers import check_smoothing
@@ -45,7 +46,7 @@ class TokenClassification(Labelled):
         from ..tokens.report import Tokenizing
 
         settings = {"max_length": self.max_length, "names": self.names, "numbered": self.options.labels}
-        return Tokenizing(tokenize_words, settings)
+        return Tokenizing(tokenize_words, settings | {"truncation": self.recipe.data.truncation})
 
     def view(self, row: Row) -> "RowView":
         from ..tokens.views import Length, RowView, TokenSequence
@@ -94,7 +95,8 @@ class TokenClassification(Labelled):
 
         found = []
         for row in spread(rows, self.recipe.eval.samples):
-            encoded = encode_words([row["tokens"]], self.tokenizer, truncation=True, max_length=self.max_length)
+            policy = self.recipe.data.truncation
+            encoded = cut(self.tokenizer, [row["tokens"]], self.max_length, policy, is_split_into_words=True)
             begins = beginnings(encoded.word_ids(0))
             if not begins:
                 continue

@@ -3,14 +3,20 @@
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..routers import have_losses, move_router_biases
 
+if TYPE_CHECKING:
+    from ..tokens.packing import TrainingRows
 
-def built(trainer_class: Any, model: Any, arguments: Any, **options: Any) -> Any:
+
+def built(trainer_class: Any, model: Any, arguments: Any, *, rows: "TrainingRows | None" = None, **options: Any) -> Any:
     """A seeded trainer with this suite's progress line; an adapter among the options is attached in it.
+
+    Args:
+        rows: what is trained on in place of the option `train_dataset`, which some trainers must see first.
 
     Raises:
         UserError: the trainer refuses the settings.
@@ -19,6 +25,7 @@ def built(trainer_class: Any, model: Any, arguments: Any, **options: Any) -> Any
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     from ..progress import TrainingProgress
+    from ..tokens.packing import follow_epochs
 
     if arguments.eval_strategy == "no":
         options.pop("eval_dataset", None)
@@ -30,6 +37,9 @@ def built(trainer_class: Any, model: Any, arguments: Any, **options: Any) -> Any
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(TrainingProgress)
+    if rows is not None:
+        trainer.train_dataset = rows
+        follow_epochs(trainer, rows)
     return trainer
 
 

@@ -8,9 +8,10 @@ A new kind of adapter is one entry in `ADAPTERS`, a new kind of objective one in
 from .adapters import ADAPTERS, LoraAdapter, NoAdapter
 from .fields import SHAPES
 from .library import ARCHITECTURE_REFUSED, LIMITS, LOG_LEVELS, architecture_model
-from .objectives import DPO_LOSSES, OBJECTIVES
+from .objectives import DPO_LOSSES, OBJECTIVES, WHOLE_SOURCE
 from .recipe import DEFAULT_KIND, KINDS, SECTIONS, Recipe, kind_in, refused_keys, section_model
-from .sections import DATA_FIELDS, ModelSection, Quantization
+from .sections import ModelSection, Quantization
+from .sources import DATA_FIELDS
 
 __all__ = [
     "ADAPTERS",
@@ -24,6 +25,7 @@ __all__ = [
     "OBJECTIVES",
     "SECTIONS",
     "SHAPES",
+    "WHOLE_SOURCE",
     "LoraAdapter",
     "ModelSection",
     "NoAdapter",

@@ -70,6 +70,8 @@ class Kind:
         refused: that class's fields a recipe must not set -> the remedy.
         defaults: values of that class's fields where a recipe gives none.
         types: types that replace those the source declares.
+        truncation: of an objective, what `data.truncation` is where a recipe does not say.
+        unsplit: of an objective, why `data.truncation: split` is not possible.
         unread: of an objective, keys of other sections that it does not read, as (section, key) -> the remedy.
     """
 
@@ -81,4 +83,6 @@ class Kind:
     refused: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
     types: dict[str, Any] = field(default_factory=dict)
+    truncation: str = "drop"
+    unsplit: str = ""
     unread: dict[tuple[str, str], str] = field(default_factory=dict)

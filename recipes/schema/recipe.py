@@ -117,6 +117,9 @@ class Recipe(StrictModel):
         if not isinstance(value, dict):
             return value
         given = {k: v for k, v in value.items() if v is not None or k not in SECTIONS}
+        data, entry = given.get("data"), OBJECTIVES.get(_objective_kind(given.get("objective")))
+        if isinstance(data, dict) and data.get("truncation") is None and entry is not None:
+            given["data"] = data | {"truncation": entry.truncation}
         if "train" in given:
             given["train"] = _Train(given["train"], _objective_kind(given.get("objective")))
         return given

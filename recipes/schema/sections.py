@@ -5,45 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
-from ..data.formats import FORMATS
 from ..yaml_tree import kind_of
 from .fields import PathText, Section, refuse, wrong
 from .library import architecture_model
-
-# Our field names that `data.columns` can map a file's columns to.
-DATA_FIELDS = (
-    "prompt",
-    "completion",
-    "messages",
-    "text",
-    "conversations",
-    "instruction",
-    "input",
-    "output",
-    "system",
-    "chosen",
-    "rejected",
-    "margin",
-    "label",
-    "tokens",
-    "tags",
-    "source",
-    "target",
-)
-
-
-def _source(value: Any) -> Any:
-    names = value if isinstance(value, list) else [value]
-    if not names or not all(name.strip() for name in names):
-        raise wrong("is empty: give stdlib-docstrings, a path, a glob or a list of paths")
-    return value
-
-
-def _columns(value: dict[str, str]) -> dict[str, str]:
-    for name in value:
-        if name not in DATA_FIELDS:
-            raise wrong(f"maps {name!r}, which is no field of ours; known: {', '.join(DATA_FIELDS)}")
-    return value
+from .sources import Columns, Format, OnBadRow, Source
 
 
 def _repo(value: str) -> str:
@@ -59,9 +24,6 @@ def _repo(value: str) -> str:
             "'--' or '..', and neither part beginning or ending with '-' or '.'"
         )
     return value
-
-
-Source = Annotated[str | list[str], AfterValidator(_source)]
 
 
 def _architecture(value: Any) -> Any:
@@ -118,14 +80,16 @@ class DataSection(Section):
     """`data`: what it is trained on. `eval_fraction` is 0 where `eval_source` names held-out data."""
 
     source: Source
-    format: Literal[("auto", *FORMATS)] = "auto"  # type: ignore[valid-type]
-    columns: Annotated[dict[str, str], AfterValidator(_columns)] = Field(default_factory=dict)
-    on_bad_row: Literal["error", "skip"] = "error"
+    format: Format = "auto"
+    columns: Columns = Field(default_factory=dict)
+    on_bad_row: OnBadRow = "error"
     max_rows: Annotated[int, Field(ge=1)] | None = None
+    epoch_rows: Annotated[int, Field(ge=1)] | None = None
+    streaming: bool = False
     eval_source: Source | None = None
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
     max_eval_rows: Annotated[int, Field(ge=1)] | None = None
-    truncation: Literal["drop", "keep_start"] = "drop"
+    truncation: Literal["drop", "keep_start", "keep_end", "split"] = "drop"
     seed: Annotated[int, Field(ge=0)] = 0
     num_proc: Annotated[int, Field(ge=1)] | None = None
     cache: bool = True

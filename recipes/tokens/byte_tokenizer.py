@@ -6,6 +6,8 @@ For models that are trained from the start on a task of spelling, or in an alpha
 
 from typing import Any
 
+from .byte_level import alphabet, as_pretrained, byte_level
+
 # What `model.tokenizer` says to have it.
 BYTES = "builtin:bytes"
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "mask_token": "<mask>"}
@@ -13,21 +15,8 @@ SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "mask_
 
 def byte_tokenizer() -> Any:
     """Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<mask>`, and byte b is id b + 4. Nothing is added to a text."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import models
 
     vocabulary = {token: index for index, token in enumerate(SPECIAL.values())}
-    vocabulary |= {symbol: byte + len(SPECIAL) for byte, symbol in enumerate(_symbols())}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL.values()])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **SPECIAL)
-
-
-def _symbols() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2's table): printable characters of
-    Latin-1 for themselves, the others from U+0100 on in order."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+    vocabulary |= {symbol: byte + len(SPECIAL) for byte, symbol in enumerate(alphabet())}
+    return as_pretrained(byte_level(models.BPE(vocab=vocabulary, merges=[]), SPECIAL.values(), words=False), SPECIAL)

@@ -7,17 +7,19 @@ from typing import Any
 from ..errors import UserError
 from .batches import batches
 from .report import IGNORE, TokenizationReport, TokenizedData, row_wise
+from .truncation import TOO_LONG, Truncation, cut
 
 Row = dict[str, Any]
 Label = str | int | float | list[str]
 
 
-def _finish(report: TokenizationReport, **settings: Any) -> None:
+def _finish(report: TokenizationReport, *, max_length: int, **settings: Any) -> None:
     """Raises:
     UserError: no row is left.
     """
     if not report.rows_kept:
-        raise UserError(f"None of the {report.rows} rows is left: none of them has a token")
+        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(report.dropped.items()))
+        raise UserError(f"None of the {report.rows} rows is left: {causes}. objective.max_length is {max_length}")
     for why, count in report.counted.items():
         if count:
             report.warnings.append(f"{count:,} {why}: they are neither trained on nor measured")
@@ -32,14 +34,16 @@ def tokenize_texts(
     problem: str,
     names: Sequence[str] = (),
     numbered: Sequence[str] | None = None,
+    truncation: Truncation = "keep_start",
 ) -> TokenizedData:
     """Tokenise rows of `text` and `label`.
 
     Args:
-        max_length: a longer text is cut by the tokenizer, so that what it writes at the end stays there.
+        max_length: longest text in tokens.
         problem: single-label, multi-label or regression.
         names: of the classes, by their number.
         numbered: what a label that is a whole number counts, see `class_name`.
+        truncation: what happens to a longer text, see `cut`; "drop" leaves it out.
 
     Returns:
         A data set of `input_ids` and `labels`: a class, a list of 0 and 1, or a value.
@@ -56,12 +60,14 @@ def tokenize_texts(
         encoded = tokenizer([row["text"] for row in batch])["input_ids"]
         for row, whole in zip(batch, encoded, strict=True):
             report.longest = max(report.longest, len(whole))
-            if not whole:
-                report.dropped["without a token"] = report.dropped.get("without a token", 0) + 1
+            long = len(whole) > max_length
+            if not whole or (long and truncation == "drop"):
+                cause = TOO_LONG if whole else "without a token"
+                report.dropped[cause] = report.dropped.get(cause, 0) + 1
                 continue
-            if len(whole) > max_length:
+            if long:
                 report.truncated += 1
-                whole = tokenizer([row["text"]], truncation=True, max_length=max_length)["input_ids"][0]
+                whole = cut(tokenizer, [row["text"]], max_length, truncation)["input_ids"][0]
             ids.append(whole)
             labels.append(target_of(row["label"], problem, numbers, numbered))
     report.rows_kept = report.stopped = report.supervised_tokens = len(ids)  # a label a row
@@ -77,6 +83,7 @@ def tokenize_words(
     max_length: int,
     names: Sequence[str],
     numbered: Sequence[str] | None = None,
+    truncation: Truncation = "keep_start",
 ) -> TokenizedData:
     """Tokenise rows of `tokens` and `tags`.
 
@@ -101,11 +108,17 @@ def tokenize_words(
             report.longest = max(report.longest, len(words))
             kept, place = encoded, index
             silent += len(row["tokens"]) - len(set(words) - {None})
+            own = words
+            if len(words) > max_length and truncation == "drop":
+                report.dropped[TOO_LONG] = report.dropped.get(TOO_LONG, 0) + 1
+                continue
             if len(words) > max_length:
-                kept, place = encode_words([row["tokens"]], tokenizer, truncation=True, max_length=max_length), 0
-                beyond += len(set(words) - set(kept.word_ids(0)) - {None})
+                kept, place = cut(tokenizer, [row["tokens"]], max_length, truncation, is_split_into_words=True), 0
+                own = kept.word_ids(0)
+                if truncation == "keep_end":
+                    own = _whole_words(words, own)
+                beyond += len(set(words) - set(own) - {None})
                 report.truncated += 1
-            own = kept.word_ids(place)
             targets = [IGNORE] * len(own)
             for at, word in beginnings(own):
                 targets[at] = numbers[class_name(row["tags"][word], numbered)]
@@ -195,3 +208,10 @@ def beginnings(words: Sequence[int | None]) -> list[tuple[int, int]]:
     """(place, word) of the first token of each word, from the number of the word that each token belongs to."""
     before = (None, *words[:-1])
     return [(i, word) for i, word in enumerate(words) if word is not None and word != before[i]]
+
+
+def _whole_words(words: Sequence[int | None], kept: Sequence[int | None]) -> list[int | None]:
+    """The words of the kept tokens of a row, without one whose first token was cut off."""
+    first = next((word for word in kept if word is not None), None)
+    lost = kept.count(first) < words.count(first)
+    return [None if lost and word == first else word for word in kept]

@@ -6,50 +6,16 @@ documents in rows of their own.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset
 
+from .best_fit import best_fit
 from .report import IGNORE
 
 Packs = list[list[int]]
-
-
-def best_fit(lengths: Sequence[int], capacity: int) -> Packs:
-    """Put items into as few bins as best-fit decreasing finds: each, the longest first, goes where least room is left.
-
-    It needs at most 11/9 of the fewest possible, and 4 more (D. S. Johnson et al., SIAM J. Comput. 3, 1974).
-
-    Args:
-        lengths: of the items.
-        capacity: of a bin; no item may be longer.
-
-    Returns:
-        The items of each bin, by number. Equal lengths keep their order, so the result depends on nothing else.
-
-    Raises:
-        ValueError: an item is longer than a bin.
-    """
-    packs: Packs = []
-    with_room: dict[int, list[int]] = {}  # room left -> bins that have just so much
-    rooms = 0  # bit n is set where with_room[n] holds a bin
-    for item in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        length = lengths[item]
-        if length > capacity:
-            raise ValueError(f"item {item} has length {length}, a bin holds {capacity}")
-        fitting = rooms >> length
-        room = length + (fitting & -fitting).bit_length() - 1 if fitting else capacity
-        if fitting:
-            pack = with_room[room].pop()
-            rooms ^= (not with_room[room]) << room
-        else:
-            pack = len(packs)
-            packs.append([])
-        packs[pack].append(item)
-        left = room - length
-        with_room.setdefault(left, []).append(pack)
-        rooms |= 1 << left
-    return packs
 
 
 def spread_over(packs: Packs, count: int) -> Packs:
@@ -78,8 +44,8 @@ class TrainingRows(Dataset):
 
     Args:
         dataset: rows of `input_ids`, `labels` and other columns.
-        drawn: the rows of an epoch by its number, of which each has `drawn(0)`'s number; default: all, in order.
-        epochs: how many there will be.
+        drawn: the rows of an epoch, by its number; default: all, in order.
+        epochs: how many epochs there will be, by the number of rows of the first.
         lengths: of each row of `dataset`, in the measure of `capacity`.
         capacity: of a row with several documents; None: each row stays by itself.
         join: one row out of several; default `joined`.
@@ -93,16 +59,16 @@ class TrainingRows(Dataset):
         dataset: Any,
         *,
         drawn: Callable[[int], Sequence[int]] | None = None,
-        epochs: int = 1,
+        epochs: Callable[[int], int] = lambda rows: 1,
         lengths: Sequence[int] = (),
         capacity: int | None = None,
         join: "Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None" = None,
     ) -> None:
         self.dataset, self.drawn, self.join = dataset, drawn, join or joined
         self.lengths, self.capacity = lengths, capacity
-        self.count = 0
-        # Without a draw all epochs are alike.
-        self.count = max(len(self._packed(epoch)) for epoch in range(max(epochs, 1) if drawn else 1))
+        first = len(self._packed(0))
+        later = range(1, epochs(first)) if drawn else ()  # without a draw all epochs are alike
+        self.count = max([first, *(len(self._packed(epoch)) for epoch in later)])
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -113,8 +79,9 @@ class TrainingRows(Dataset):
         rows = range(len(self.dataset)) if self.drawn is None else self.drawn(epoch)
         if self.capacity is None:
             return [[row] for row in rows]
-        packs = best_fit([self.lengths[row] for row in rows], self.capacity)
-        return [[rows[place] for place in pack] for pack in packs]
+        order, bounds = best_fit(np.asarray(self.lengths)[rows], self.capacity)
+        chosen = np.asarray(rows)[order].tolist()
+        return [chosen[start:end] for start, end in pairwise(bounds.tolist())]
 
     def __len__(self) -> int:
         return self.count
@@ -122,6 +89,16 @@ class TrainingRows(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         rows = [self.dataset[row] for row in self.packs[index]]
         return self.join(rows) if self.capacity is not None else rows[0]
+
+
+def row_lengths(dataset: Any, column: str) -> list[int]:
+    """How long the list of each row is, without reading the lists."""
+    import pyarrow.compute as pc
+
+    found: list[int] = []
+    for batch in dataset.with_format("arrow").iter(batch_size=10_000):
+        found += pc.list_value_length(batch[column]).to_pylist()
+    return found
 
 
 def joined(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -223,7 +223,7 @@ class _Workers:
         try:
             for part in parts:
                 waiting.append(pool.submit(self._report, part))
-                if len(waiting) > 2 * self.count:
+                if len(waiting) > self.count:  # one more than are worked on
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

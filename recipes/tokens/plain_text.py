@@ -9,11 +9,13 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
+from .best_fit import best_fit, parts
 from .report import IGNORE, TokenizationReport, TokenizedData, row_wise
+from .truncation import TOO_LONG, Piece, Truncation, count_cut, pieces
 
 _BATCH = 512
 # Where one sentence ends and the next begins: at a line break, and behind a full stop or its like.
@@ -64,7 +66,7 @@ def tokenize_documents(
     *,
     max_length: int,
     packing: Literal["blocks", "documents", "none"],
-    truncation: Literal["drop", "keep_start"] = "drop",
+    truncation: Truncation = "drop",
 ) -> TokenizedData:
     """Texts for a causal model, each with the tokenizer's own special tokens and one end token.
 
@@ -76,7 +78,7 @@ def tokenize_documents(
             "documents": texts whole where they fit, else cut into parts of `max_length`, are packed into rows by best
             fit; positions start again with each, so that none sees another, and its first token is not predicted.
             "none": a row for each text.
-        truncation: with "none", whether a longer text is left out or cut at the end.
+        truncation: with "none", what becomes of a longer text, see `truncation.pieces`.
 
     Raises:
         UserError: no row is left.
@@ -86,26 +88,34 @@ def tokenize_documents(
     report.longest = max(map(len, texts), default=0)
     table = _Table()
     for ids, lengths in _PACKINGS[packing](texts, max_length):
-        if packing == "none" and len(ids) > max_length and truncation == "drop":
-            dropped["longer than max_length"] += 1
-            continue
-        kept = ids[:max_length]
-        positions = [i for length in lengths or [len(kept)] for i in range(length)]
+        positions = [i for length in lengths or [len(ids)] for i in range(length)]
         # Nothing before a first token predicts it.
-        labels = [token if position else IGNORE for token, position in zip(kept, positions, strict=True)]
-        supervised = sum(label != IGNORE for label in labels)
-        if not supervised:
+        labels = [token if position else IGNORE for token, position in zip(ids, positions, strict=True)]
+        parts = pieces(list(ids), labels, max_length, truncation, tokenizer.bos_token_id)
+        if not parts:
+            dropped[TOO_LONG] += 1
+        elif not _add_parts(table, report, parts, positions if packing == "documents" else None):
             dropped["nothing to predict"] += 1
-            continue
-        columns = {"position_ids": positions} if packing == "documents" else {}
-        table.add(input_ids=kept, labels=labels, **columns)
-        report.truncated += len(ids) > max_length
-        report.supervised_tokens += supervised
-        report.rows_kept += 1
-        report.tokens += len(kept)
-    # Of packed rows no end is lost; a row that was cut has lost its own.
-    report.stopped, report.dropped = report.rows_kept - report.truncated, dict(dropped)
+        elif len(ids) > max_length:
+            count_cut(report, truncation, len(parts))
+    # Of packed rows no end is lost; a row that was cut at its end has lost its own.
+    lost = report.truncated if truncation == "keep_start" else report.continued
+    report.stopped, report.dropped = report.rows_kept - lost, dict(dropped)
     return _finished(table, report, max_length)
+
+
+def _add_parts(table: _Table, report: TokenizationReport, parts: list[Piece], positions: list[int] | None) -> int:
+    """Add rows in which something is predicted, and count them; how many that is."""
+    added = 0
+    for ids, labels in parts:
+        supervised = sum(label != IGNORE for label in labels)
+        if supervised:
+            table.add(input_ids=ids, labels=labels, **({} if positions is None else {"position_ids": positions}))
+            report.supervised_tokens += supervised
+            report.tokens += len(ids)
+            added += 1
+    report.rows_kept += added
+    return added
 
 
 def _ended(rows: Iterable[Row], tokenizer: Any, report: TokenizationReport) -> Iterator[list[int]]:
@@ -125,16 +135,16 @@ def _blocks(texts: list[list[int]], size: int) -> Iterator[tuple[Sequence[int], 
 
 
 def _documents(texts: list[list[int]], size: int) -> Iterator[tuple[Sequence[int], list[int]]]:
-    from datasets import Dataset
-    from trl import pack_dataset
+    import numpy as np
 
-    if not texts:
-        return
-    # One batch: packed in several, each would leave half-filled rows.
-    options = {"batch_size": len(texts), "keep_in_memory": True}
-    whole = Dataset.from_dict({"input_ids": texts})
-    for row in pack_dataset(whole, seq_length=size, strategy="bfd_split", map_kwargs=options):
-        yield row["input_ids"], row["seq_lengths"]
+    lengths = np.array([len(ids) for ids in texts], dtype=np.int64)
+    starts, owners = parts(lengths, size)
+    order, bounds = best_fit(np.minimum(lengths[owners] - starts, size), size)
+    starts, owners = starts[order], owners[order]
+    for begin, end in pairwise(bounds.tolist()):
+        places = zip(owners[begin:end].tolist(), starts[begin:end].tolist(), strict=True)
+        pieces = [texts[text][start : start + size] for text, start in places]
+        yield list(chain.from_iterable(pieces)), [len(piece) for piece in pieces]
 
 
 def _single(texts: list[list[int]], size: int) -> Iterator[tuple[Sequence[int], list[int]]]:

@@ -6,17 +6,17 @@ or taken as raw text, with one beginning token, and the answer with its end-of-t
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import UserError
 from .report import IGNORE, TokenizationReport, TokenizedData, row_wise
 from .supervised import stop_ids, tokenize_rows
+from .truncation import TOO_LONG, Truncation, count_cut, first_kept
 
 Row = dict[str, Any]
-Truncation = Literal["drop", "keep_start"]
 PAIR_COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
-TOO_LONG = "longer than max_length"
+LONG_ANSWER = "with an answer longer than max_length"
 NO_ANSWER = "no answer within max_length"
 EQUAL = "chosen and rejected are equal"
 
@@ -32,6 +32,10 @@ class _Answer(NamedTuple):
         if len(self.ids) <= length:
             return self
         return _Answer(self.ids[:length], self.start, False)
+
+    def without(self, kept: int, start: int) -> "_Answer":
+        """Without the tokens from `kept` to `start`, which are the prompt's."""
+        return _Answer(self.ids[:kept] + self.ids[start:], self.start - (start - kept), self.stopped)
 
 
 def _finish(report: TokenizationReport, *, max_length: int, truncation: Truncation = "drop") -> None:
@@ -54,7 +58,8 @@ def tokenize_pairs(
 
     Args:
         max_length: longest sequence in tokens, of prompt and one answer.
-        truncation: what happens to a pair with a longer side: left out, or that side is cut at its end.
+        truncation: what happens to a pair with a longer side: left out, or that side is cut at its end
+            ("keep_start"), or the prompt of both at its beginning, so that the longer fits ("keep_end").
 
     Returns:
         A data set of `prompt_ids`, `chosen_ids`, `rejected_ids`, `length` (of the longer side) and, where the rows
@@ -65,14 +70,14 @@ def tokenize_pairs(
         UserError: rows that cannot be rendered, or none left.
     """
     rows = [_one_answer(row, number) for number, row in enumerate(rows, 1)]
-    sides = [_tokenized([{"prompt": r["prompt"], "completion": r[side]} for r in rows], tokenizer) for side in _SIDES]
+    sides = [_tokenized([_asked(row, row[side]) for row in rows], tokenizer) for side in _SIDES]
     report = _report_of(rows, [side.report for side in sides])
     dropped: Counter[str] = Counter()
     names = (*PAIR_COLUMNS, "length", *(("margin",) if any("margin" in row for row in rows) else ()))
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for row, *whole in zip(rows, *(side.answers for side in sides), strict=True):
-        answers, cause = _fitted(whole, max_length, truncation)
-        start = _shared(whole)
+        answers, cause = _fitted(whole, max_length, truncation, tokenizer.bos_token_id)
+        start = _shared(answers)
         chosen, rejected = (answer.ids[start:] for answer in answers)
         cause = cause or (EQUAL if chosen == rejected else "")
         if cause:
@@ -87,8 +92,8 @@ def tokenize_pairs(
         ]
         for name, value in zip(names, values, strict=False):
             columns[name].append(value)
-        _count(report, answers, whole, start)
-        report.merged += any(answer.start > start for answer in whole)
+        _count(report, answers, whole, start, truncation)
+        report.merged += any(answer.start > start for answer in answers)
     return _finished(columns, report, dropped)
 
 
@@ -104,20 +109,20 @@ def tokenize_labelled(
     Raises:
         UserError: rows that cannot be rendered, or none left.
     """
-    tokenized = _tokenized([{"prompt": row["prompt"], "completion": row["completion"]} for row in rows], tokenizer)
+    tokenized = _tokenized([_asked(row, row["completion"]) for row in rows], tokenizer)
     report = _report_of(rows, [tokenized.report])
     report.merged = tokenized.report.merged
     dropped: Counter[str] = Counter()
     columns: dict[str, list[Any]] = {name: [] for name in ("prompt_ids", "completion_ids", "label", "length")}
     for row, whole in zip(rows, tokenized.answers, strict=True):
-        (answer,), cause = _fitted([whole], max_length, truncation)
+        (answer,), cause = _fitted([whole], max_length, truncation, tokenizer.bos_token_id)
         if cause:
             dropped[cause] += 1
             continue
         ids, start = answer.ids, answer.start
         for name, value in zip(columns, (ids[:start], ids[start:], bool(row["label"]), len(ids)), strict=True):
             columns[name].append(value)
-        _count(report, [answer], [whole], start)
+        _count(report, [answer], [whole], start, truncation)
     return _finished(columns, report, dropped)
 
 
@@ -127,6 +132,11 @@ _SIDES = ("chosen", "rejected")
 class _Tokenized(NamedTuple):
     answers: list[_Answer]
     report: TokenizationReport
+
+
+def _asked(row: Row, answer: Any) -> Row:
+    """A prompt, the tools that it offers, and one answer."""
+    return {name: row[name] for name in ("prompt", "tools") if name in row} | {"completion": answer}
 
 
 def _one_answer(row: Row, number: int) -> Row:
@@ -167,25 +177,37 @@ def _tokenized(rows: Sequence[Row], tokenizer: Any) -> _Tokenized:
     return _Tokenized(answers, report)
 
 
-def _fitted(whole: list[_Answer], max_length: int, truncation: Truncation) -> tuple[list[_Answer], str]:
+def _fitted(
+    whole: list[_Answer], max_length: int, truncation: Truncation, bos: int | None
+) -> tuple[list[_Answer], str]:
     """The answers within the limit, and why they cannot be used, or nothing."""
-    if truncation == "drop" and any(len(answer.ids) > max_length for answer in whole):
+    beyond = max(len(answer.ids) for answer in whole) - max_length
+    if beyond > 0 and truncation == "keep_end":
+        # Of both sides the same, so that they are answers to one prompt; one token of it must be left.
+        shared, kept = _shared(whole), first_kept(whole[0].ids, bos)
+        if beyond + max(kept, 1) > shared:
+            return whole, LONG_ANSWER
+        return [answer.without(kept, kept + beyond) for answer in whole], ""
+    if beyond > 0 and truncation != "keep_start":
         return whole, TOO_LONG
     answers = [answer.cut(max_length) for answer in whole]
     # Nothing predicts the first token of a sequence.
     return answers, NO_ANSWER if any(len(answer.ids) <= max(answer.start, 1) for answer in answers) else ""
 
 
-def _count(report: TokenizationReport, answers: list[_Answer], whole: list[_Answer], start: int) -> None:
+def _count(
+    report: TokenizationReport, answers: list[_Answer], whole: list[_Answer], start: int, truncation: Truncation
+) -> None:
     report.tokens += sum(len(answer.ids) for answer in answers)
     report.supervised_tokens += sum(len(answer.ids) - max(start, 1) for answer in answers)
-    report.truncated += answers != whole
+    if answers != whole:
+        count_cut(report, truncation)
     report.stopped += all(answer.stopped for answer in answers)
 
 
 def _shared(answers: list[_Answer]) -> int:
     """Where the sides part: after the prompt, or before it where a token spans its end and differs."""
-    limit = min(answer.start for answer in answers)
+    limit = min(min(answer.start, len(answer.ids)) for answer in answers)
     first, *others = (answer.ids[:limit] for answer in answers)
     return next((i for i in range(limit) if any(other[i] != first[i] for other in others)), limit)
 

@@ -1,7 +1,7 @@
 """What tokenisation gives: a data set of tokens and labels, and what became of the rows."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,13 +17,17 @@ class TokenizationReport:
     Attributes:
         rows, rows_kept: rows given and rows that came out.
         dropped: cause -> number of rows left out.
-        truncated: kept rows that were cut at `max_length`; they have lost their end.
+        truncated: kept rows that were cut at the longest length.
+        beginnings_cut: those of them that have lost their beginning, not their end.
+        pieces: kept rows that are pieces of longer ones, which were split.
+        continued: those of them behind which more is learned of their row.
+        empty_pieces: pieces left out because nothing in them is supervised.
         tokens: tokens in the kept rows.
         supervised_tokens: labels that a causal model is trained on: those other than -100 from the second
             position on, since nothing predicts the first token of a row.
         longest: tokens of the longest row before any cut.
         merged: kept rows in which one token holds a prompt's end and an answer's start; it counts as prompt.
-        stopped: kept, uncut rows whose supervised part ends in a stop id.
+        stopped: kept rows with their end whose supervised part ends in a stop id.
         warnings: what the user ought to know before training.
         counted: what a warning will count -> the number so far.
         made: how the tokens came about, in words.
@@ -33,6 +37,10 @@ class TokenizationReport:
     rows_kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     truncated: int = 0
+    beginnings_cut: int = 0
+    pieces: int = 0
+    continued: int = 0
+    empty_pieces: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
     longest: int = 0
@@ -44,7 +52,8 @@ class TokenizationReport:
 
     def add(self, other: "TokenizationReport") -> None:
         """Take the report on the rows that follow into this one."""
-        for name in ("rows", "rows_kept", "truncated", "tokens", "supervised_tokens", "merged", "stopped"):
+        counts = ("rows", "rows_kept", "truncated", "beginnings_cut", "pieces", "continued", "empty_pieces", "tokens")
+        for name in (*counts, "supervised_tokens", "merged", "stopped"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.longest = max(self.longest, other.longest)
         for mine, theirs in ((self.dropped, other.dropped), (self.counted, other.counted)):
@@ -63,6 +72,25 @@ class TokenizedData(NamedTuple):
 
     dataset: Any
     report: TokenizationReport
+
+
+def mixed(parts: "Sequence[TokenizedData]", sizes: Sequence[int], rows_per_epoch: Sequence[int]) -> TokenizedData:
+    """One data set of those of several sources, one after another.
+
+    Args:
+        sizes: rows of each; rows_per_epoch: how many of them an epoch holds, for the report: its tokens are those of
+            one epoch, on average.
+    """
+    from datasets import concatenate_datasets
+
+    report = TokenizationReport()
+    for part in parts:
+        report.add(part.report)
+    shares = [count / size for count, size in zip(rows_per_epoch, sizes, strict=True)]
+    for name in ("rows_kept", "tokens", "supervised_tokens", "truncated", "stopped", "merged"):
+        values = [getattr(part.report, name) for part in parts]
+        setattr(report, name, round(sum(value * share for value, share in zip(values, shares, strict=True))))
+    return TokenizedData(concatenate_datasets([part.dataset for part in parts]), report)
 
 
 def row_wise(finish: Callable[..., None], **absent: Any) -> Callable[[F], F]:

@@ -5,11 +5,13 @@ answer, and that answer. Earlier answers are read, not learned.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import UserError
 from .batches import batches
+from .chat_template import answer_text, prompt_text
 from .report import TokenizationReport, TokenizedData, row_wise
+from .truncation import Truncation, count_cut, cut
 
 Row = dict[str, Any]
 
@@ -31,7 +33,7 @@ def tokenize_sequences(
     limits: Sequence[int],
     limit_names: Sequence[str],
     start_token_id: int | None,
-    truncation: Literal["drop", "keep_start"] = "drop",
+    truncation: Truncation = "drop",
 ) -> TokenizedData:
     """Tokenise sources and targets.
 
@@ -39,7 +41,8 @@ def tokenize_sequences(
         limits: the longest source and the longest target, in tokens.
         limit_names: what these are called in a recipe.
         start_token_id: with which the decoder starts, see `encode_targets`.
-        truncation: what happens to a longer row: left out, or cut at its end.
+        truncation: what happens to a longer row: left out; source and target cut at their end ("keep_start"); or the
+            source cut at its beginning, and a row with a longer target left out ("keep_end").
 
     Returns:
         A data set of `input_ids` and `labels`. Of the report, `tokens` are those of both sides.
@@ -59,14 +62,17 @@ def tokenize_sequences(
             report.longest = max(report.longest, len(source), len(target))
             long = [len(ids) > limit for ids, limit in zip((source, target), limits, strict=True)]
             cause = _unusable(row) or ("" if source else "without a token in the source")
-            if not cause and any(long) and truncation == "drop":
-                cause = f"longer than {limit_names[long.index(True)]} ({limits[long.index(True)]})"
+            # Without its beginning, a target would teach the decoder to start in the middle.
+            too_long = long if truncation == "drop" else [False, long[1] and truncation == "keep_end"]
+            if not cause and any(too_long):
+                cause = f"longer than {limit_names[too_long.index(True)]} ({limits[too_long.index(True)]})"
             if cause:
                 report.dropped[cause] = report.dropped.get(cause, 0) + 1
                 continue
-            if long[0]:  # the tokenizer cuts, so that what it writes at the end stays there
-                source = encode_sources([row], tokenizer, truncation=True, max_length=limits[0])[0]
-            report.truncated += any(long)
+            if long[0]:
+                source = encode_sources([row], tokenizer, limits[0], truncation)[0]
+            if any(long):
+                count_cut(report, truncation)
             report.stopped += not long[1]
             sources.append(source)
             targets.append(target[: limits[1]])  # a cut target does not end, and is not taught to
@@ -76,15 +82,20 @@ def tokenize_sequences(
     return TokenizedData(Dataset.from_dict({"input_ids": sources, "labels": targets}), report)
 
 
-def encode_sources(rows: Sequence[Row], tokenizer: Any, **options: Any) -> list[list[int]]:
-    """The tokens of each row's source; `options` are the tokenizer's, for cutting."""
+def encode_sources(
+    rows: Sequence[Row], tokenizer: Any, limit: int | None = None, truncation: Truncation = "keep_start"
+) -> list[list[int]]:
+    """The tokens of each row's source, cut to a limit."""
     found: list[list[int]] = [[]] * len(rows)
     # A chat template has written the special tokens already.
     rendered = [bool(_turns(row)) and bool(tokenizer.chat_template) for row in rows]
     for kind in set(rendered):
         places = [place for place, value in enumerate(rendered) if value == kind]
         texts = [_source_text(rows[place], tokenizer) for place in places]
-        encoded = tokenizer(texts, add_special_tokens=not kind, **options)["input_ids"]
+        if limit is None:
+            encoded = tokenizer(texts, add_special_tokens=not kind)["input_ids"]
+        else:
+            encoded = cut(tokenizer, texts, limit, truncation, add_special_tokens=not kind)["input_ids"]
         for place, ids in zip(places, encoded, strict=True):
             found[place] = ids
     return found
@@ -110,16 +121,18 @@ def target_text(row: Row) -> str:
 def asked_text(row: Row) -> str:
     """The source as a person reads it."""
     turns = _turns(row)
-    return turns[-2:][0]["content"] if turns else _plain_source(row)
+    return answer_text(turns[-2:][0]) if turns else _plain_source(row)
 
 
 def _source_text(row: Row, tokenizer: Any) -> str:
     turns = _turns(row)
     if not turns:
         return _plain_source(row)
-    before = [{name: value for name, value in turn.items() if name != "train"} for turn in turns[:-1]]
+    before = turns[:-1]
     if before and tokenizer.chat_template:
-        return tokenizer.apply_chat_template(before, tokenize=False, add_generation_prompt=True)
+        return prompt_text(tokenizer, before, row.get("tools"))
+    if row.get("tools") or any("tool_calls" in turn for turn in turns):
+        raise UserError("data: the rows have tools, but the tokenizer has no chat template that could write them")
     if len(before) > 1:
         raise UserError(
             "data: the rows are conversations of several turns, but the tokenizer has no chat template: use one "
@@ -135,6 +148,11 @@ def _plain_source(row: Row) -> str:
 def _unusable(row: Row) -> str:
     """Why a row is left out whatever its length, or nothing."""
     turns = _turns(row)
+    if turns and turns[-1].get("tool_calls"):
+        raise UserError(
+            "data: a row ends with a tool call, and how an encoder-decoder writes one no template says: leave it "
+            "out, or write the call into the message's content"
+        )
     if turns and turns[-1].get("train") is False:
         return "whose last answer is not trained on"
     return "without a message before the answer" if len(turns) == 1 else ""

@@ -17,8 +17,10 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
-from .chat_template import ChatTemplate, Span
+from .alignment import Span
+from .chat_template import ChatTemplate
 from .report import IGNORE, TokenizationReport, TokenizedData, row_wise
+from .truncation import TOO_LONG, Truncation, count_cut, pieces
 
 _BATCH = 512
 
@@ -48,7 +50,7 @@ def tokenize_rows(
     *,
     max_length: int | None,
     loss_on: LossOn = "completion",
-    truncation: Literal["drop", "keep_start"] = "drop",
+    truncation: Truncation = "drop",
 ) -> TokenizedData:
     """Tokenise rows of `load_splits` and label what is to be trained on.
 
@@ -61,7 +63,8 @@ def tokenize_rows(
         loss_on: "completion": as above; "assistant": also the assistant's messages in a prompt; "all": every token;
             a list of roles: the messages of these, with the end-of-turn token where the template writes one.
         max_length: longest row in tokens, or None for no limit.
-        truncation: what happens to a longer row: left out, or cut at the end.
+        truncation: what happens to a longer row, see `truncation.pieces`; pieces without a supervised token are left
+            out.
 
     Raises:
         UserError: no fast tokenizer, no or an ambiguous chat template, no end token, or no rows left.
@@ -83,21 +86,27 @@ def tokenize_rows(
         for item, (row_ids, offsets) in zip(items, encoder(items), strict=True):
             row_labels, merged = _label(row_ids, offsets, item)
             report.longest = max(report.longest, len(row_ids))
-            if max_length and len(row_ids) > max_length and truncation == "drop":
-                dropped["longer than max_length"] += 1
+            parts = pieces(row_ids, row_labels, max_length, truncation, tokenizer.bos_token_id)
+            if not parts:
+                dropped[TOO_LONG] += 1
                 continue
+            counts = [sum(label != IGNORE for label in part_labels[1:]) for _, part_labels in parts]
+            kept = [part for part, count in zip(parts, counts, strict=True) if count]
             cut = bool(max_length) and len(row_ids) > (max_length or 0)
-            kept = row_labels[1:max_length]
-            if all(label == IGNORE for label in kept):
+            if not kept:
                 dropped["nothing supervised within max_length" if cut else "nothing supervised"] += 1
                 continue
-            ids.extend(row_ids[:max_length])
-            labels.extend(row_labels[:max_length])
-            ends.append(len(ids))
-            report.truncated += cut
-            report.supervised_tokens += sum(label != IGNORE for label in kept)
+            for part_ids, part_labels in kept:
+                ids.extend(part_ids)
+                labels.extend(part_labels)
+                ends.append(len(ids))
+            if cut:
+                count_cut(report, truncation, len(kept))
+                report.empty_pieces += len(parts) - len(kept)
+            report.supervised_tokens += sum(counts)
             report.merged += merged
-            report.stopped += not cut and _ends_in(row_labels, stops, tokenizer)
+            if not (cut and truncation == "keep_start"):
+                report.stopped += _ends_in(kept[-1][1], stops, tokenizer)
     report.rows_kept, report.tokens, report.dropped = len(ends) - 1, len(ids), dict(dropped)
     if template is not None:
         report.warnings += template.warnings
@@ -105,20 +114,22 @@ def tokenize_rows(
 
 
 def stop_ids(tokenizer: Any) -> list[int]:
-    """Ids at which generation has to stop: the end-of-sequence token, and the token with which the chat
-    template ends an assistant turn where that is another one. For the saved generation config.
+    """Ids at which generation has to stop: the end-of-sequence token, and the tokens with which the chat template ends
+    an assistant turn and one that calls a tool, where those are others. For the saved generation config.
 
     Raises:
         UserError: there is neither.
     """
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     try:
-        token = ChatTemplate(tokenizer).end_token
+        template = ChatTemplate(tokenizer)
+        ends = [template.end_token, template.call_end]
     except UserError:  # no template, or one that cannot hold a conversation: then eos alone is what there is
-        token = None
-    turn_end = tokenizer.convert_tokens_to_ids(token) if token else None
-    if turn_end is not None and turn_end not in ids:
-        ids.append(turn_end)
+        ends = []
+    for token in filter(None, ends):
+        turn_end = tokenizer.convert_tokens_to_ids(token)
+        if turn_end is not None and turn_end not in ids:
+            ids.append(turn_end)
     if not ids:
         raise UserError(
             "The tokenizer has no eos_token and its chat template writes no end-of-turn token: "
@@ -148,15 +159,15 @@ def _conversation(
     """A conversation's text, and the spans of it to train on; None: everything."""
     prompt = row.get("prompt", []) if "messages" not in row else []
     turns = row["messages"] if "messages" in row else [*prompt, *row["completion"]]
-    messages = [{name: value for name, value in turn.items() if name != "train"} for turn in turns]
+    tools = row.get("tools")
     silent = [i for i, turn in enumerate(turns) if turn.get("train") is False]
     if loss_on == "all":
-        text, spans = template.locate(messages, silent, number)
+        text, spans = template.locate(turns, silent, number, tools)
         return text, _between(spans, len(text)) if spans else None
     roles = ("assistant",) if isinstance(loss_on, str) else loss_on
     first = len(prompt) if loss_on == "completion" else 0
     wanted = [i for i in range(first, len(turns)) if turns[i]["role"] in roles and i not in silent]
-    return template.locate(messages, wanted, number)
+    return template.locate(turns, wanted, number, tools)
 
 
 def _between(spans: list[Span], length: int) -> list[Span]:

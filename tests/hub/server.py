@@ -62,10 +62,14 @@ class Commit:
 
 @dataclass
 class Repo:
+    """A repository; that of a data set has an id with `datasets/` before its name. Of a gated one the files are kept
+    from whoever cannot write to it."""
+
     id: str
     private: bool
     commits: dict[str, Commit] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
+    gated: bool = False
 
     def commit_at(self, revision: str) -> Commit:
         sha = self.branches.get(revision, revision)
@@ -93,13 +97,13 @@ class Token:
     scopes: tuple[str, ...] = ()
 
     def may_read(self, repo_id: str) -> bool:
-        owner = repo_id.split("/")[0]
+        owner = repo_id.removeprefix("datasets/").split("/")[0]
         if self.role == "fineGrained":
             return repo_id in self.scopes or owner in self.scopes
         return owner == self.user or owner in self.orgs
 
     def may_write(self, repo_id: str) -> bool:
-        owner = repo_id.split("/")[0]
+        owner = repo_id.removeprefix("datasets/").split("/")[0]
         if self.role == "fineGrained":
             return repo_id in self.scopes or owner in self.scopes
         return self.role == "write" and (owner == self.user or self.orgs.get(owner) in ("write", "admin"))
@@ -169,6 +173,13 @@ class HubServer:
         entry = Entry(len(GITATTRIBUTES), git_blob_oid(GITATTRIBUTES), GITATTRIBUTES)
         repo.add_commit("main", "initial commit", {".gitattributes": entry})
         return repo
+
+    def add_files(self, repo_id: str, files: dict[str, bytes], branch: str = "main") -> None:
+        """Commit files by hand; the repository is made, public, where there is none."""
+        repo = self.repos.get(repo_id) or self.add_repo(repo_id, private=False)
+        repo.branches.setdefault(branch, repo.branches["main"])
+        tree = {path: Entry(len(data), git_blob_oid(data), data) for path, data in files.items()}
+        repo.add_commit(branch, "files", repo.commit_at(branch).tree | tree)
 
     def fail_next(
         self,
@@ -366,9 +377,10 @@ class _Handler(BaseHTTPRequestHandler):
         siblings: list[dict[str, Any]] = [{"rfilename": path} for path in sorted(commit.tree)]
         if "blobs" in self.query:
             siblings = [_file_info(path, entry, key="rfilename") for path, entry in sorted(commit.tree.items())]
-        counts = {"downloads": 0, "likes": 0, "tags": [], "gated": False, "disabled": False}
+        counts = {"downloads": 0, "likes": 0, "tags": [], "gated": bool(found.gated), "disabled": False}
+        name = repo.removeprefix("datasets/")
         return self._json(
-            {"id": repo, "modelId": repo, "private": found.private, "sha": commit.sha, "siblings": siblings, **counts}
+            {"id": name, "modelId": name, "private": found.private, "sha": commit.sha, "siblings": siblings, **counts}
         )
 
     def refs(self, body: bytes, repo: str) -> int:
@@ -494,7 +506,10 @@ class _Handler(BaseHTTPRequestHandler):
         return self._json(history)
 
     def resolve(self, body: bytes, repo: str, revision: str, path: str) -> int:
-        commit = self.hub.repo_for(repo, self.token).commit_at(revision)
+        found = self.hub.repo_for(repo, self.token)
+        if found.gated and not (self.token and self.token.may_write(repo)):
+            raise HubError(403 if self.token else 401, f"Access to {repo} is restricted", "GatedRepo")
+        commit = found.commit_at(revision)
         entry = commit.tree.get(path)
         if entry is None:
             raise HubError(404, f"Entry not found: {path}", "EntryNotFound", commit=commit.sha)
@@ -537,9 +552,10 @@ def _listing(files: dict[str, Entry], prefix: str, recursive: bool) -> Iterator[
             yield _file_info(path, entry)
 
 
-_REPO = r"(?P<repo>[^/]+/[^/]+)"
+# A data set's id begins with "datasets/", as in its addresses.
+_REPO = r"(?P<repo>(?:datasets/)?[^/]+/[^/]+)"
 _REVISION = r"(?P<revision>[^/]+)"
-_MODEL = f"/api/models/{_REPO}"
+_MODEL = r"/api/(?:models/)?(?P<repo>(?:(?<=models/)|datasets/)[^/]+/[^/]+)"
 _ROUTES = [
     ("GET", "/api/whoami-v2", "whoami"),
     ("POST", "/api/repos/create", "create_repo"),

@@ -219,7 +219,37 @@ COMBINATIONS = [
     (data_section("{source: null}"), "data.source: is missing"),
     (data_section("{source: []}"), "data.source: is empty"),
     (data_section("{source: ' '}"), "data.source: is empty"),
-    (data_section("{source: {path: x}}"), "data.source: must be text, or a list, found a mapping"),
+    (data_section("{source: 3}"), "data.source: must be text, found 3"),
+    (data_section("{source: {pth: x}}"), "data.source.pth: unknown key; did you mean 'path'?"),
+    (data_section("{source: [a.jsonl, {path: x, wieght: 2}]}"), "data.source.1.wieght: unknown key; did you mean 'w"),
+    (data_section("{source: {path: x, weight: 0}}"), "data.source.weight: must be greater than 0, found 0"),
+    (data_section("{source: {max_rows: 2}}"), "data.source: needs exactly one of path, hub, python"),
+    (data_section("{source: {path: x, hub: a/b}}"), "data.source: needs exactly one of path, hub, python"),
+    (data_section("{source: {path: x, split: test}}"), "data.source: has split, which goes with a data set of the Hub"),
+    (data_section("{source: {hub: a/b, arguments: {}}}"), "data.source: has arguments, which goes with a Python fun"),
+    (
+        data_section("{source: [{python: rows.py}]}"),
+        "data.source.0.python: must read FILE.py:FUNCTION, found 'rows.py'",
+    ),
+    (data_section("{source: 'hub:a/b/c'}"), "data.source: names the Hub, but 'a/b/c' is no data set's id"),
+    (data_section("{source: [{path: x, columns: {promt: q}}]}"), "data.source.0.columns: maps 'promt', which is no"),
+    (
+        data_section("{source: [{path: x, weight: 2}, y]}") + "objective: {kind: dpo}",
+        "data.source.0.weight: dpo takes each row once an epoch; weights are for sft, seq2seq",
+    ),
+    (
+        data_section("{source: x, streaming: true}") + "objective: {kind: classify}",
+        "data.streaming: classify needs all rows at once, as to count labels or make pairs; streaming is for sft and",
+    ),
+    (data_section("{source: x, epoch_rows: 5}"), "data.epoch_rows: is for sources with weights"),
+    (
+        data_section("{source: x, eval_source: {path: y, weight: 2}}"),
+        "data.eval_source.weight: is for training; held-out rows are measured once each",
+    ),
+    (
+        data_section("{source: [{path: stdlib-text, columns: {text: t}}, x.jsonl]}"),
+        "data.source.0.columns: stdlib-text has no columns to rename",
+    ),
     (
         data_section("{source: a, eval_source: b, eval_fraction: 0.1}"),
         "data.eval_fraction: eval_source names the held-out",
@@ -373,4 +403,4 @@ def test_refusals_limits_and_choices_name_what_the_real_classes_have():
     assert {"eager", *ALL_ATTENTION_FUNCTIONS} >= set(
         schema.ModelSection.model_fields["attn_implementation"].annotation.__args__
     )
-    assert {name for shape in SHAPES for name in (*shape.keys, *shape.optional)} == set(schema.DATA_FIELDS)
+    assert {name for shape in SHAPES for name in shape.columns} == set(schema.DATA_FIELDS)

@@ -319,6 +319,14 @@ def test_a_stage_is_gone_on_with_only_as_it_was_started(pipeline, halted):
     assert metrics_of(folder / "policy")["finished"]
 
 
+def test_a_finished_stage_is_not_passed_over_when_its_rows_have_changed(pipeline, halted, rows):
+    halted("more")
+    with rows.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"prompt": "count on from one", "completion": "two three"}) + "\n")
+    with pytest.raises(UserError, match=r"stage sft: its rows differ .*data\.source .*Restore the files\."):
+        run_pipeline(pipeline(), resume=True)
+
+
 def test_nothing_to_resume(pipeline):
     with pytest.raises(UserError, match="holds no pipeline to resume: leave out --resume"):
         run_pipeline(pipeline(), resume=True)

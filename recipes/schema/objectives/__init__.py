@@ -4,8 +4,8 @@ from ..fields import Kind
 from . import labels, language, policies, preferences, tuning
 from .base import ObjectiveSection
 from .preferences import DPO_LOSSES
-from .tuning import SftObjective
+from .tuning import WHOLE_SOURCE, SftObjective
 
 OBJECTIVES: dict[str, Kind] = tuning.KINDS | preferences.KINDS | policies.KINDS | language.KINDS | labels.KINDS
 
-__all__ = ["DPO_LOSSES", "OBJECTIVES", "ObjectiveSection", "SftObjective"]
+__all__ = ["DPO_LOSSES", "OBJECTIVES", "WHOLE_SOURCE", "ObjectiveSection", "SftObjective"]

@@ -25,7 +25,7 @@ class ClassifyObjective(ObjectiveSection):
     Attributes:
         problem: what a label is: one class, a list of names, or a number.
         labels: the classes in their order; default: those of the training rows, sorted. Rows may hold their numbers.
-        max_length: longest text in tokens, default the model's; longer ones are cut.
+        max_length: longest text in tokens, default the model's. `data.truncation` says what becomes of longer ones.
     """
 
     kind: Literal["classify"] = "classify"
@@ -52,6 +52,8 @@ KINDS = {
         TRAINING_ARGUMENTS,
         code="classify:TextClassification",
         shapes=SHAPES,
+        truncation="keep_start",
+        unsplit="a label says something of the whole text",
         refused=LIBRARY_REFUSED,
     ),
     "token-classify": Kind(
@@ -59,6 +61,8 @@ KINDS = {
         TRAINING_ARGUMENTS,
         code="token_classify:TokenClassification",
         shapes=SHAPES,
+        truncation="keep_start",
+        unsplit="a tag is told from the words on both sides",
         refused=LIBRARY_REFUSED,
     ),
 }

@@ -40,6 +40,10 @@ class MlmNspObjective(MlmObjective):
     kind: Literal["mlm-nsp"] = "mlm-nsp"  # type: ignore[assignment]
 
 
+_UNREAD = {
+    ("data", "truncation"): "has no effect: texts are cut into rows of objective.max_length, and nothing is lost; "
+    "remove it"
+}
 KINDS = {
     "pretrain": Kind(
         PretrainObjective,
@@ -54,6 +58,7 @@ KINDS = {
         shapes=("encoder",),
         refused=PLAIN_REFUSED,
         defaults={"remove_unused_columns": False},  # the collator reads columns that the model does not know
+        unread=_UNREAD,
     ),
     "mlm-nsp": Kind(
         MlmNspObjective,
@@ -62,5 +67,6 @@ KINDS = {
         shapes=("encoder",),
         refused=PLAIN_REFUSED,
         defaults={"remove_unused_columns": False},  # the collator reads columns that the model does not know
+        unread=_UNREAD,
     ),
 }

@@ -96,6 +96,7 @@ _REWARD_TYPES = {
     "pad_to_multiple_of": _PAD_MULTIPLE,
     "center_rewards_coefficient": Annotated[float, Field(ge=0)] | None,
 }
+_UNSPLIT = "an answer is judged whole, on its prompt"
 _CPO_CONFIG = ("trl.experimental.cpo.cpo_config", "CPOConfig")
 KINDS = {
     "reward": Kind(
@@ -103,6 +104,7 @@ KINDS = {
         ("trl.trainer.reward_config", "RewardConfig"),
         code="reward:RewardModelling",
         refused=_PREFERENCE_REFUSED,
+        unsplit=_UNSPLIT,
         types=_REWARD_TYPES,
     ),
     "dpo": Kind(
@@ -110,6 +112,7 @@ KINDS = {
         ("trl.trainer.dpo_config", "DPOConfig"),
         code="preference:DirectPreferenceTuning",
         refused=_DPO_REFUSED,
+        unsplit=_UNSPLIT,
         types=_DPO_TYPES,
     ),
     "kto": Kind(
@@ -117,6 +120,7 @@ KINDS = {
         ("trl.trainer.kto_config", "KTOConfig"),
         code="kto:KahnemanTverskyTuning",
         refused=_REFERENCE_REFUSED,
+        unsplit=_UNSPLIT,
         types=_KTO_TYPES,
     ),
     "orpo": Kind(
@@ -124,6 +128,7 @@ KINDS = {
         ("trl.experimental.orpo.orpo_config", "ORPOConfig"),
         code="reference_free:OddsRatioTuning",
         refused=_PREFERENCE_REFUSED,
+        unsplit=_UNSPLIT,
         types=_PREFERENCE_TYPES,
     ),
     "cpo": Kind(
@@ -131,6 +136,7 @@ KINDS = {
         _CPO_CONFIG,
         code="reference_free:ContrastiveTuning",
         refused=_CPO_REFUSED,
+        unsplit=_UNSPLIT,
         types=_CPO_TYPES,
     ),
     # Meng et al. 2024 (arXiv:2405.14734), section 3.2 and table 8: no likelihood term, beta 2, gamma half of it.
@@ -139,6 +145,7 @@ KINDS = {
         _CPO_CONFIG,
         code="reference_free:ContrastiveTuning",
         refused=_SIMPO_REFUSED,
+        unsplit=_UNSPLIT,
         types=_CPO_TYPES,
         defaults={"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 1.0},
     ),

@@ -47,6 +47,8 @@ class DistillObjective(ObjectiveSection):
     loss_on: LossOn = "completion"
 
 
+# Why `data.truncation: split` is nothing for an encoder-decoder.
+WHOLE_SOURCE = "what an encoder-decoder reads and what it writes belong together whole"
 SFT_REFUSED = (
     TRAINER_REFUSED
     | ROUTED
@@ -117,6 +119,7 @@ KINDS = {
         ("transformers.training_args_seq2seq", "Seq2SeqTrainingArguments"),
         code="seq2seq:SequenceToSequence",
         shapes=("encoder-decoder",),
+        unsplit=WHOLE_SOURCE,
         refused=LIBRARY_REFUSED
         | {
             "sortish_sampler": "has no effect; rows of like length come together with train_sampling_strategy: "
@@ -128,6 +131,7 @@ KINDS = {
         DistillObjective,
         ("trl.experimental.gkd.gkd_config", "GKDConfig"),
         code="distillation:Distillation",
+        unsplit="answers are sampled to the prompts, which later pieces of a row lack",
         refused=_DISTILL_REFUSED,
         types=_DISTILL_TYPES,
     ),

@@ -20,6 +20,8 @@ def section(source: Any, **changed: Any) -> SimpleNamespace:
         "columns": {},
         "on_bad_row": "error",
         "max_rows": None,
+        "epoch_rows": None,
+        "streaming": False,
         "eval_source": None,
         "eval_fraction": 0.0,
         "max_eval_rows": None,

@@ -346,8 +346,8 @@ def test_built_in_refuses_what_makes_no_sense(write):
         UserError, match=r"data\.source: no file matches 'stdlib-docstring'\. Did you mean .*stdlib-docstr"
     ):
         load_splits(section("stdlib-docstring"))
-    with pytest.raises(UserError, match=r"data set stdlib-text cannot stand in a list"):
-        load_splits(section(["stdlib-text", write("a.txt", "a")]))
+    with pytest.raises(UserError, match=r"data\.source\.1: stdlib-text is named in data\.source\.0 already"):
+        load_splits(section(["stdlib-text", "stdlib-text"]))
     with pytest.raises(UserError, match=r"data\.eval_source: stdlib-text is named in data\.source too"):
         load_splits(section("stdlib-text", eval_source="stdlib-text"))
     with pytest.raises(

@@ -47,8 +47,8 @@ def test_formats_are_recognised_and_named(write):
     assert splits.train == [{"messages": CHAT}]
     assert splits.report.format == "messages" and splits.report.recognised.startswith("ShareGPT")
 
-    with pytest.raises(UserError, match=r"conversations\[1\]\.from must be system, user or assistant"):
-        rows_of(write("tool.jsonl", [{"conversations": [*sharegpt[0]["conversations"][:1], {"from": "observation"}]}]))
+    with pytest.raises(UserError, match=r"conversations\[1\]\.from must be system, user, assistant or tool"):
+        rows_of(write("tool.jsonl", [{"conversations": [*sharegpt[0]["conversations"][:1], {"from": "narrator"}]}]))
 
     splits = load_splits(section(write("m.jsonl", [{"messages": [{**m, "name": "x"} for m in CHAT], "prompt": "Hi"}])))
     assert splits.train == [{"messages": CHAT}] and splits.report.ignored_columns == ["prompt"]
@@ -93,6 +93,7 @@ def test_mixed_formats_are_an_error_even_when_skipping(write):
         rows_of([write("a.jsonl", pairs(1)), write("c.txt", "text")])
 
 
+SYSTEM = {"role": "system", "content": "Be brief."}
 ASK, ANSWER, WORSE = CHAT[:1], CHAT[1:], [{"role": "assistant", "content": "Go away"}]
 
 
@@ -196,6 +197,19 @@ ASK, ANSWER, WORSE = CHAT[:1], CHAT[1:], [{"role": "assistant", "content": "Go a
             {"prompt": "1 + 1", "answer": "2", "test": ["a", None]},
         ),
         ({"prompt": ASK, "n": 1}, "prompt", "prompt alone as messages", {"prompt": ASK, "n": 1}),
+        ({"text": "t", "url": "u"}, "text", "text", {"text": "t"}),
+        (
+            {"prompt": "p", "completion": "c", "n": 1},
+            "prompt-completion",
+            "prompt and completion",
+            {"prompt": "p", "completion": "c"},
+        ),
+        (
+            {"messages": [SYSTEM, *ASK, *ANSWER, SYSTEM, *ASK, *ANSWER], "id": 1},
+            "messages",
+            "messages",
+            {"messages": [SYSTEM, *ASK, *ANSWER, SYSTEM, *ASK, *ANSWER]},
+        ),
     ],
 )
 def test_each_format_is_recognised_and_made_canonical(write, row, format_name, recognised, out):
@@ -209,6 +223,9 @@ def test_each_format_is_recognised_and_made_canonical(write, row, format_name, r
 
 
 PAIR = {"prompt": "p", "chosen": "c", "rejected": "r"}
+GPT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+TASK = {"instruction": "Add", "input": "1 2", "output": "3"}
+BOTH = {"prompt": "p", "completion": "c"}
 
 
 @pytest.mark.parametrize(
@@ -253,8 +270,8 @@ PAIR = {"prompt": "p", "chosen": "c", "rejected": "r"}
         (
             "preference",
             PAIR,
-            {"prompt": ASK, "chosen": [{"role": "tool", "content": "hunter2"}], "rejected": WORSE},
-            r"chosen\[0\]\.role must be system, user or assistant",
+            {"prompt": ASK, "chosen": [{"role": "critic", "content": "hunter2"}], "rejected": WORSE},
+            r"chosen\[0\]\.role must be system, user, assistant or tool",
         ),
         ("preference", PAIR, {"chosen": "hunter2", "rejected": "r"}, r"are text, so a prompt is needed beside them"),
         ("preference", PAIR, {"chosen": ANSWER, "rejected": WORSE}, r"must begin with the same messages"),
@@ -347,6 +364,37 @@ PAIR = {"prompt": "p", "chosen": "c", "rejected": "r"}
             {"translation": {"en": "hunter2", "de": "b"}},
             r"translation holds a text for each language \(en, de\): .*data\.columns: \{source: translation\.en",
         ),
+        ("text", {"text": "t"}, {"text": " \n"}, r"text is empty"),
+        ("text", {"text": "t"}, {"text": ["hunter2"]}, r"text must be text, found a list"),
+        ("text", {"text": "t"}, {"body": "hunter2"}, r"found the keys body; expected text"),
+        ("prompt-completion", BOTH, BOTH | {"completion": ""}, r"completion is empty"),
+        ("prompt-completion", BOTH, BOTH | {"prompt": 3}, r"prompt must be text, found a number"),
+        ("prompt-completion", BOTH, BOTH | {"prompt": ASK}, r"must be both text or both lists of messages"),
+        ("prompt-completion", BOTH, {"prompt": "hunter2"}, r"found the keys prompt; expected prompt and completion"),
+        ("prompt-completion", TASK, TASK | {"output": " "}, r"output is empty"),
+        ("prompt-completion", TASK, TASK | {"instruction": None}, r"instruction must be text, found null"),
+        ("prompt-completion", TASK, TASK | {"input": ["hunter2"]}, r"input must be text, found a list"),
+        ("messages", GPT, {"conversations": []}, r"conversations is empty"),
+        (
+            "messages",
+            GPT,
+            {"conversations": [{"from": "human", "value": "hunter2"}]},
+            r"conversations must end with an assistant message, ends with user",
+        ),
+        (
+            "messages",
+            GPT,
+            {"conversations": [{"from": "hunter2", "value": "a"}]},
+            r"conversations\[0\]\.from must be system, user, assistant or tool",
+        ),
+        (
+            "messages",
+            GPT,
+            {"conversations": [{"from": "human", "value": None}]},
+            r"conversations\[0\]\.value must be text, found null",
+        ),
+        ("messages", {"messages": CHAT}, {"messages": "hunter2"}, r"messages must be a list of messages, found text"),
+        ("messages", {"messages": CHAT}, {"messages": ["hunter2"]}, r"messages\[0\] must be an object with role and"),
         ("prompt", {"prompt": "a"}, {"prompt": [], "answer": "hunter2"}, r"prompt is empty"),
         ("prompt", {"prompt": "a"}, {"prompt": 3, "answer": "hunter2"}, r"prompt must be text, found a number"),
     ],

@@ -159,8 +159,6 @@ def test_sources(write, tmp_path):
         rows_of(str(tmp_path / "aa.jsonl"))
     with pytest.raises(UserError, match=r"no file matches.*folder .*gone does not exist"):
         rows_of(str(tmp_path / "gone" / "a.jsonl"))
-    with pytest.raises(UserError, match=r"is a folder\. Give a glob"):
-        rows_of(str(tmp_path))
     with pytest.raises(UserError, match=r"cannot read .*a\.xlsx: expected one of \.jsonl"):
         rows_of(write("a.xlsx", b"x"))
     with pytest.raises(UserError, match=r"data\.source: names no file"):
@@ -212,14 +210,17 @@ def test_a_bad_row_is_located_without_quoting_it(write, line, reason):
         ("hunter2", r"messages must be a list of messages, found text"),
         ([], r"messages is empty"),
         (["hunter2"], r"messages\[0\] must be an object with role and content"),
-        ([{"role": "tool", "content": "hunter2"}, *CHAT], r"messages\[0\]\.role must be system, user or assistant"),
+        (
+            [{"role": "critic", "content": "hunter2"}, *CHAT],
+            r"messages\[0\]\.role must be system, user, assistant or tool",
+        ),
         ([{"content": "hunter2"}, *CHAT], r"messages\[0\]\.role must be"),
         ([{"role": ["user"], "content": "hunter2"}], r"messages\[0\]\.role must be"),
         ([{"role": "user", "content": None}, *CHAT], r"messages\[0\]\.content must be text, found null"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\]\.content must be text, found a list"),
         ([*CHAT, {"role": "user", "content": "hunter2"}], r"must end with an assistant message, ends with user"),
         ([CHAT[0], {"role": "assistant", "content": "\n"}], r"the last assistant message of messages is empty"),
-        ([CHAT[0], {**CHAT[1], "tool_calls": [{}]}], r"messages\[1\] has tool_calls, which is not supported"),
+        ([CHAT[0], {**CHAT[1], "tool_calls": [{}]}], r"messages\[1\]\.tool_calls\[0\]\.name must be text"),
         ([CHAT[0], {**CHAT[1], "weight": 0.5}], r"messages\[1\]\.weight must be 0 or 1"),
         ([CHAT[0], {**CHAT[1], "train": "no"}], r"messages\[1\]\.train must be true or false, found text"),
         ([CHAT[0], {**CHAT[1], "train": True, "weight": 0}], r"messages\[1\] has train and weight, which contradict"),

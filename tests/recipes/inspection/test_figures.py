@@ -162,7 +162,7 @@ def test_rows_are_found_in_their_files(tmp_path):
     second.write_text('q,completion\na,1\n"c","3"\n')
     wanted = {1: pc("a", "1"), 2: pc("b", "2"), 3: pc("a", "1"), 4: pc("c", "3"), 5: pc("nowhere", "")}
     files = [str(first), str(second), "a package"]
-    assert find_places(wanted, files, form="prompt-completion", columns={"prompt": "q"}) == {
+    assert find_places(wanted, files, {"prompt": "q"}) == {
         1: f"{first}, line 1",
         2: f"{first}, line 4",
         3: f"{second}, line 2",

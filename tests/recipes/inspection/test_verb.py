@@ -112,6 +112,21 @@ def test_a_stage_of_a_folder(capsys, tiny_checkpoint):
     assert "Data of stages, stage second" in out and "32 tokens" in out
 
 
+@pytest.mark.parametrize(
+    "more", [["data.streaming=true"], ["data.source=[{path: rows.jsonl, weight: 2}, {path: more.jsonl, weight: 1}]"]]
+)
+def test_streams_and_weighted_sources(more, capsys):
+    more_rows = [{"prompt": f"more {n}\n", "completion": " one"} for n in range(4)]
+    Path("more.jsonl").write_text("\n".join(map(json.dumps, more_rows)))
+    show_data("r.yaml", more, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["repeats"]["repeated_examples"] == [[1, 3]]
+    assert found["repeats"]["places"]["train"]["3"] == "rows.jsonl, line 3"
+    assert found["tokens"]["train"]["rows"] >= 5
+    show_data("r.yaml", more)
+    assert "Row 1" in capsys.readouterr().out
+
+
 # Tokens
 
 

@@ -6,7 +6,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from anyformer.recipes.models import read_tokenizer
-from anyformer.recipes.tokens.byte_tokenizer import SPECIAL, _symbols, byte_tokenizer
+from anyformer.recipes.tokens.byte_level import alphabet
+from anyformer.recipes.tokens.byte_tokenizer import SPECIAL, byte_tokenizer
 
 
 def test_every_byte_is_a_token(tmp_path):
@@ -26,7 +27,7 @@ def test_every_byte_is_a_token(tmp_path):
 
 
 def test_the_symbols_are_those_of_byte_level_vocabularies():
-    assert len(_symbols()) == 256 and set(_symbols()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert len(alphabet()) == 256 and set(alphabet()) == set(pre_tokenizers.ByteLevel.alphabet())
 
 
 def test_special_tokens_are_whole_and_words_are_known():

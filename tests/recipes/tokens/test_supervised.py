@@ -2,6 +2,7 @@ import re
 from pathlib import Path
 
 import pytest
+from small_tokenizer import build
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.tokens.supervised import stop_ids, tokenize_rows
@@ -30,36 +31,6 @@ LLAMA3 = (
     "{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|end|>\n\n{{ m.content | trim }}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
 )
-ADDED = ["<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>"]
-SENTENCES = ["The quick brown fox jumps over the lazy dog.", "Is the fox quick? The fox is quick.", "And the dog?"]
-
-
-def build(template=None, *, adds_bos=False, trim_offsets=False, style="byte", **special):
-    """A small real tokenizer: byte-level BPE like GPT-2's, or spaces-as-underscores like Llama's."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.BPE(unk_token=None))
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    if style == "byte":
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-    else:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-        backend.decoder = decoders.Metaspace(prepend_scheme="first")
-        alphabet = [*map(chr, range(33, 127)), "▁", "\n"]
-    names = ["<s>", "</s>", "<pad>"]
-    trainer = trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, special_tokens=names, show_progress=False)
-    backend.train_from_iterator(SENTENCES * 20, trainer)
-    parts = [processors.ByteLevel(trim_offsets=trim_offsets)] if style == "byte" else []
-    if adds_bos:
-        parts.append(processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]))
-    backend.post_processor = processors.Sequence(parts)
-    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"} | special
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
-    tokenizer.add_tokens([AddedToken(token, special=True) for token in ADDED], special_tokens=True)
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -205,8 +176,12 @@ def test_answer_rewritten_by_the_template():
         "The fox is quick.<|im_end|>",
         "<think>\n\n</think>\n\nNo, the dog is lazy.<|im_end|>",
     ]
-    with pytest.raises(UserError, match=r"Row 1: cannot tell for certain where the 2 supervised turns stand"):
-        tokenize([{"messages": [USER, thinking, MORE, SECOND]}], tokenizer)
+    # The reasoning of an earlier turn is gone, and what is left of the turn is learned.
+    data = tokenize([{"messages": [USER, thinking, MORE, SECOND]}], tokenizer)
+    assert marked(data, tokenizer) == [
+        "The fox is quick.<|im_end|>",
+        "<think>\n\n</think>\n\nNo, the dog is lazy.<|im_end|>",
+    ]
 
 
 @pytest.mark.parametrize(

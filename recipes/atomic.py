@@ -1,0 +1,87 @@
+"""Folders that are either whole or not there."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import UserError
+
+
+@contextmanager
+def new_folder(target: Path, *, overwrite: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
+    """A folder to write into that takes its name once everything in it is on the disk.
+
+    What is written lies in a hidden folder beside the target until then. An exception removes that; a process that is
+    killed leaves it behind, and nothing under the target's name.
+
+    Args:
+        overwrite: replace what stands under the name, once the new folder is whole.
+        replaceable: whether an existing folder is of the kind that is written, so that nothing else is ever deleted.
+
+    Raises:
+        UserError: the target exists and may not be replaced, or the disk is full or cannot be written.
+    """
+    if target.exists() or target.is_symlink():
+        if not overwrite:
+            raise UserError(f"{target} exists already: choose another folder, or give --overwrite to replace it")
+        if not (target.is_dir() and not target.is_symlink() and (replaceable(target) or not any(target.iterdir()))):
+            raise UserError(f"{target} holds something else and is not replaced: choose another folder")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from error
+    try:
+        yield folder
+        folder.chmod(0o777 & ~_umask())  # temporary folders are private, the result is like any other
+        flush(folder)
+        _take_name(folder, target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def leftovers(target: Path) -> list[Path]:
+    """What earlier runs for the same target left behind when they were killed, or what still grows."""
+    return sorted(target.parent.glob(f".{target.name}.partial-*")) if target.parent.is_dir() else []
+
+
+def flush(folder: Path) -> None:
+    """Have every file and folder below on the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def _take_name(folder: Path, target: Path) -> None:
+    """Give the folder its name, in the place of what has it now."""
+    old = None
+    if target.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
+        target.rename(old / target.name)
+    try:
+        folder.rename(target)
+    except OSError:
+        if old is not None:
+            (old / target.name).rename(target)
+        raise
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+    number = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
