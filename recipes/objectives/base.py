@@ -13,8 +13,17 @@ if TYPE_CHECKING:
     from ..schema import Recipe
     from ..tokens.packing import TrainingRows
     from ..tokens.report import TokenizedData, Tokenizing
+    from ..tokens.views import RowView
 
 Row = dict[str, Any]
+
+# What becomes of rows that are too long under `data.truncation`.
+LONG_ROWS = {
+    "drop": "longer rows are left out",
+    "keep_start": "longer rows are cut at their end",
+    "keep_end": "longer rows are cut at their beginning",
+    "split": "longer rows are split into several",
+}
 
 
 class Objective:
@@ -33,6 +42,7 @@ class Objective:
         passes: forward passes of a step beyond the one that is learned from, as of a reference model.
         samples_its_data: it trains on answers that the model gives, so a step may hold nothing to learn.
         unmoved: why a run may have trained nothing, as the end of a message.
+        preview_tokens: tokens of a row that a run's preview shows; None: all.
     """
 
     head: ClassVar[str] = "causal_lm"
@@ -43,6 +53,7 @@ class Objective:
     higher_is_better: bool = False
     samples_its_data: ClassVar[bool] = False
     unmoved: ClassVar[str] = "No gradient reached them"
+    preview_tokens: ClassVar[int | None] = None
     passes: int = 0
     mixture: "Mixture | None" = None  # of the rows that are left, where sources have weights
 
@@ -162,15 +173,28 @@ class Objective:
         packed = self.training_rows(prepared.dataset)
         return prepared.report.rows_kept if packed is None else len(packed)
 
+    @property
+    def long_rows(self) -> str:
+        """What becomes of rows that are too long, in words."""
+        return LONG_ROWS[self.recipe.data.truncation]
+
     def plan_lines(self) -> list[tuple[str, str]]:
         """What the plan says of the data beyond their size, as (name, value)."""
         return []
 
+    def view(self, row: Row) -> "RowView":
+        """How a row of the tokenised data set is shown and counted."""
+        from ..tokens.views import Length, RowView, causal
+
+        sequence = causal(row)
+        return RowView((sequence,), lengths={"row": Length(len(sequence.ids), self.max_length)})
+
     def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
         """Some rows as text, what is trained on between ⟦ and ⟧."""
-        from ..tokens.report import decode_preview
+        from ..tokens.views import row_text
 
-        return decode_preview(prepared, self.tokenizer, n=count)
+        rows = (prepared.dataset[index] for index in range(min(count, len(prepared.dataset))))
+        return [row_text(self.view(row), self.tokenizer, limit=self.preview_tokens) for row in rows]
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         """The trainer; `adapter` is a PEFT config to attach, or None."""

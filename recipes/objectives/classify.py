@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
     from ..tokens.report import TokenizedData, Tokenizing
+    from ..tokens.views import RowView
 
 
 class TextClassification(Labelled):
@@ -57,13 +58,23 @@ class TextClassification(Labelled):
         settings |= {"truncation": self.recipe.data.truncation}
         return Tokenizing(tokenize_texts, settings | {"names": self.names, "numbered": self.options.labels})
 
-    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
-        return [f"{self.tokenizer.decode(row['input_ids'])} ⟦{self._named(row['labels'])}⟧" for row in rows]
+    def view(self, row: Row) -> "RowView":
+        from ..tokens.views import Length, RowView, read_only
+
+        ids, target = row["input_ids"], row["labels"]
+        lengths = {"row": Length(len(ids), self.max_length)}
+        if self.options.problem == "regression":
+            return RowView((read_only(ids),), lengths=lengths, label=self._named(target), value=target)
+        classes = self._on(target) if isinstance(target, list) else [self.names[target]]
+        return RowView((read_only(ids),), lengths=lengths, label=self._named(target), classes=tuple(classes))
+
+    def _on(self, target: list[float]) -> list[str]:
+        """The names of a text's labels."""
+        return [name for name, on in zip(self.names, target, strict=True) if on]
 
     def _named(self, target: Any) -> str:
         if isinstance(target, list):
-            return ", ".join(name for name, on in zip(self.names, target, strict=True) if on) or "none"
+            return ", ".join(self._on(target)) or "none"
         return self.names[target] if self.names else f"{target:g}"
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:

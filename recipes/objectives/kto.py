@@ -10,6 +10,7 @@ from .preference import ReferencedTuning
 if TYPE_CHECKING:
     from ..log_probs import LogProbs
     from ..tokens.report import TokenizedData, Tokenizing
+    from ..tokens.views import RowView
 
 
 class KahnemanTverskyTuning(ReferencedTuning):
@@ -33,15 +34,13 @@ class KahnemanTverskyTuning(ReferencedTuning):
             data = data._replace(dataset=with_mismatched(data.dataset, self.arguments.per_device_train_batch_size))
         return data
 
-    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        from ..tokens.preferences import marked
+    def view(self, row: Row) -> "RowView":
+        from ..tokens.views import Length, RowView, answered
 
-        rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
-        return [
-            f"{'desirable' if row['label'] else 'undesirable'}: "
-            f"{marked(row['prompt_ids'], row['completion_ids'], self.tokenizer)}"
-            for row in rows
-        ]
+        sequence = answered(row["prompt_ids"], row["completion_ids"])
+        wanted = "desirable" if row["label"] else "undesirable"
+        lengths = {"row": Length(len(sequence.ids), self.max_length)}
+        return RowView((sequence,), lengths=lengths, label=wanted, classes=(wanted,))
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from trl import KTOTrainer

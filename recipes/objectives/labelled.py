@@ -105,6 +105,10 @@ class Labelled(Objective):
         named: Any = self.config.id2label
         return [named[index] for index in sorted(named)]
 
+    @property
+    def long_rows(self) -> str:
+        return "longer rows are cut by the tokenizer"
+
     def plan_lines(self) -> list[tuple[str, str]]:
         if not self.names:
             return []

@@ -14,17 +14,10 @@ if TYPE_CHECKING:
     from ..shards import TokenShards
     from ..tokens.masking import Masking
     from ..tokens.report import TokenizedData, Tokenizing
+    from ..tokens.views import RowView
 
 # Tokens of a row that a preview shows: rows of plain text are as long as the model allows.
 _SHOWN = 64
-
-
-def _beginnings(dataset: Any, count: int) -> Any:
-    """The first tokens of the first rows."""
-    from datasets import Dataset
-
-    first = [dataset[index] for index in range(min(count, len(dataset)))]
-    return Dataset.from_list([{k: v if isinstance(v, int) else v[:_SHOWN] for k, v in row.items()} for row in first])
 
 
 def _shards_of(*sides: Any) -> "list[TokenShards]":
@@ -39,6 +32,7 @@ class Pretraining(Objective):
     """The next token of plain text, or of documents in token shards."""
 
     formats = ("text", "tokens")
+    preview_tokens = _SHOWN
     shards: "tuple[TokenShards, ...]" = ()  # folders that rows lie in; none where rows are texts
 
     def configure(self, splits: "Splits") -> None:
@@ -60,8 +54,17 @@ class Pretraining(Objective):
         settings = {"max_length": self.max_length, "packing": self.options.packing}
         return Tokenizing(tokenize_documents, settings | {"truncation": self.recipe.data.truncation})
 
-    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        return super().preview(prepared._replace(dataset=_beginnings(prepared.dataset, count)), count)
+    @property
+    def long_rows(self) -> str:
+        packings = {"blocks": "all texts in a row, cut into blocks", "documents": "longer texts are cut into parts"}
+        return packings.get(self.options.packing, super().long_rows)
+
+    def view(self, row: Row) -> "RowView":
+        from ..tokens.views import causal
+
+        # A block, and a part of a text that was cut, end anywhere.
+        sequence = causal(row, ends=self.options.packing == "none")
+        return super().view(row)._replace(sequences=(sequence,))
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Trainer
@@ -117,6 +120,7 @@ class MaskedLanguageModel(Objective):
     head = "masked_lm"
     task_type = "FEATURE_EXTRACTION"  # PEFT has no name for this head
     formats = ("text",)
+    preview_tokens = _SHOWN
     shown: tuple[str, ...] = ("loss", "masked_accuracy")
 
     def configure(self, splits: "Splits") -> None:
@@ -158,11 +162,21 @@ class MaskedLanguageModel(Objective):
         settings = {name: getattr(self.options, name) for name in names}
         return Tokenizing(tokenize_pieces, {"max_length": self.max_length, **settings})
 
-    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        shown = _beginnings(
-            self.masking.fixed(prepared.dataset.select(range(min(count, len(prepared.dataset))))), count
-        )
-        return super().preview(prepared._replace(dataset=shown), count)
+    @property
+    def long_rows(self) -> str:
+        return "texts are cut into pieces"
+
+    def view(self, row: Row) -> "RowView":
+        """As the first epoch masks it."""
+        from ..tokens.report import IGNORE
+        from ..tokens.views import Length, RowView, TokenSequence
+
+        masked = self.masking.mask(row)
+        ids, labels = masked["input_ids"].tolist(), masked["labels"].tolist()
+        hidden = {place: label for place, label in enumerate(labels) if label != IGNORE}
+        texts = self.tokenizer.convert_ids_to_tokens(list(hidden.values()))
+        sequence = TokenSequence(ids, labels, notes=dict(zip(hidden, texts, strict=True)))
+        return RowView((sequence,), lengths={"row": Length(len(ids), self.max_length)})
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Trainer
@@ -229,6 +243,10 @@ class MaskedAndNextSentence(MaskedLanguageModel):
 
         pieces = super().tokenizing()
         return pieces._replace(function=tokenize_pairs, settings=pieces.settings | {"seed": self.recipe.data.seed})
+
+    def view(self, row: Row) -> "RowView":
+        relation = "another text" if row["next_sentence_label"] else "follows"
+        return super().view(row)._replace(label=relation, classes=(relation,))
 
     def named(self, figures: dict[str, float]) -> dict[str, float]:
         return {"loss": figures["masked_loss"] + figures["next_sentence_loss"], **figures}

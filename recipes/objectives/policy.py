@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..evaluation import Sample
     from ..rewards import Reward, RewardOfRows
     from ..tokens.report import TokenizedData
+    from ..tokens.views import RowView
 
 
 class PolicyOptimisation(Objective):
@@ -133,9 +134,16 @@ class PolicyOptimisation(Objective):
         except jinja2.TemplateError as error:
             raise UserError(f"Row {number}: the chat template refuses the prompt: {error}") from error
 
-    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
-        return [f"{render_prompt(row['prompt'], self.tokenizer)}⟦…⟧" for row in rows]
+    @property
+    def long_rows(self) -> str:
+        return "prompts without room for an answer are left out"
+
+    def view(self, row: Row) -> "RowView":
+        from ..tokens.views import Length, RowView, read_only
+
+        prompt = read_only(encode_prompt(row["prompt"], self.tokenizer), "prompt")
+        lengths = {"prompt": Length(len(prompt.ids), self.room)}
+        return RowView((prompt,), lengths=lengths, label="answers are sampled")
 
     def sequences(self, prepared: "TokenizedData") -> int:
         return prepared.report.rows_kept * self.arguments.num_generations

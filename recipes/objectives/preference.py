@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..evaluation import Sample
     from ..log_probs import LogProbs
     from ..tokens.report import TokenizedData, Tokenizing
+    from ..tokens.views import RowView
 
 # How far a policy may be from its reference before the first step: rounding only, since both run the same kernels.
 START_TOLERANCE = 1e-6
@@ -30,15 +31,13 @@ class PreferenceTuning(Objective):
 
         return Tokenizing(tokenize_pairs, {"max_length": self.max_length, "truncation": self.recipe.data.truncation})
 
-    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        from ..tokens.preferences import marked
+    def view(self, row: Row) -> "RowView":
+        from ..tokens.views import Length, RowView, learned, read_only
 
-        rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
-        return [
-            f"{marked(row['prompt_ids'], row['chosen_ids'], self.tokenizer)} rejected: "
-            f"⟦{self.tokenizer.decode(row['rejected_ids'])}⟧"
-            for row in rows
-        ]
+        prompt = read_only(row["prompt_ids"], "prompt")
+        sides = tuple(learned(row[f"{name}_ids"], name) for name in ("chosen", "rejected"))
+        longer = len(prompt.ids) + max(len(side.ids) for side in sides)
+        return RowView((prompt,), sides, lengths={"prompt and longer answer": Length(longer, self.max_length)})
 
     def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
         # Of a pair, the chosen answer is the one to look at.

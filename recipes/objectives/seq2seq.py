@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..evaluation import Sample
     from ..tokens.packing import TrainingRows
     from ..tokens.report import TokenizedData, Tokenizing
+    from ..tokens.views import RowView
 
 
 # Parts that a row's two limits are counted in where rows hold several pairs.
@@ -77,9 +78,14 @@ class SequenceToSequence(Objective):
         settings |= {"start_token_id": self.config.decoder_start_token_id}
         return Tokenizing(tokenize_sequences, settings | {"truncation": self.recipe.data.truncation})
 
-    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
-        return [f"{self.tokenizer.decode(row['input_ids'])} ⟦{self.tokenizer.decode(row['labels'])}⟧" for row in rows]
+    def view(self, row: Row) -> "RowView":
+        from ..tokens.views import Length, RowView, learned, read_only, starts_in
+
+        starts = [starts_in(row.get(name) or ()) for name in ("position_ids", "decoder_position_ids")]
+        source, target = read_only(row["input_ids"], "source"), learned(row["labels"], "target")
+        sides = (source._replace(starts=starts[0]), target._replace(starts=starts[1]))
+        lengths = {side.name: Length(len(side.ids), limit) for side, limit in zip(sides, self.limits, strict=True)}
+        return RowView((), beside=sides, lengths=lengths)
 
     # Trainer
 

@@ -1,6 +1,6 @@
 """Objective `token-classify`: a tag for each word of a text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
     from ..tokens.report import TokenizedData, Tokenizing
+    from ..tokens.views import RowView
 
 
 class TokenClassification(Labelled):
@@ -47,14 +48,13 @@ class TokenClassification(Labelled):
         settings = {"max_length": self.max_length, "names": self.names, "numbered": self.options.labels}
         return Tokenizing(tokenize_words, settings | {"truncation": self.recipe.data.truncation})
 
-    def preview(self, prepared: "TokenizedData", count: int) -> list[str]:
-        rows = prepared.dataset.select(range(min(count, len(prepared.dataset))))
-        return ["".join(self._marked(row)) for row in rows]
+    def view(self, row: Row) -> "RowView":
+        from ..tokens.views import Length, RowView, TokenSequence
 
-    def _marked(self, row: Row) -> Iterator[str]:
-        texts = [self.tokenizer.decode([token]) for token in row["input_ids"]]
-        for text, label in zip(texts, row["labels"], strict=True):
-            yield f"{text} " if label == IGNORE else f"{text}⟦{self.names[label]}⟧ "
+        ids, labels = row["input_ids"], row["labels"]
+        tags = {place: self.names[label] for place, label in enumerate(labels) if label != IGNORE}
+        lengths = {"row": Length(len(ids), self.max_length)}
+        return RowView((TokenSequence(ids, labels, notes=tags),), lengths=lengths, classes=tuple(tags.values()))
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         import torch

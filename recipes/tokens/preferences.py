@@ -126,14 +126,6 @@ def tokenize_labelled(
     return _finished(columns, report, dropped)
 
 
-def marked(prompt: list[int], answer: list[int], tokenizer: Any) -> str:
-    """Prompt and answer as text, the answer between ⟦ and ⟧."""
-    # Decoded together and cut: some decoders drop the space that a piece begins with.
-    before = tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
-    whole = tokenizer.decode([*prompt, *answer], clean_up_tokenization_spaces=False)
-    return f"{before}⟦{whole[len(before) :]}⟧"
-
-
 _SIDES = ("chosen", "rejected")
 
 

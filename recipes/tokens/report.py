@@ -135,21 +135,3 @@ class Tokenizing(NamedTuple):
         UserError: rows that cannot be used, or none left.
         """
         return self.function(rows, tokenizer, **self.settings)
-
-
-def decode_preview(
-    tokenized: TokenizedData, tokenizer: Any, n: int = 3, marks: tuple[str, str] = ("⟦", "⟧")
-) -> list[str]:
-    """The first `n` rows as text, special tokens included, the supervised parts between `marks`."""
-    previews = []
-    for row in tokenized.dataset.select(range(min(n, len(tokenized.dataset)))):
-        ids, on = row["input_ids"], [label != IGNORE for label in row["labels"]]
-        bounds = [0, *(i for i in range(1, len(ids)) if on[i] != on[i - 1]), len(ids)]
-        # Growing prefixes, not pieces: some decoders drop the space that a piece begins with.
-        texts = [tokenizer.decode(ids[:bound], clean_up_tokenization_spaces=False) for bound in bounds]
-        parts = []
-        for index in range(len(bounds) - 1):
-            part = texts[index + 1][len(texts[index]) :]
-            parts.append(f"{marks[0]}{part}{marks[1]}" if on[bounds[index]] else part)
-        previews.append("".join(parts))
-    return previews

@@ -4,30 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+from small_recipes import SMALL, folders, write_small
 
 from anyformer.recipes.loading import load_recipe, shipped, shipped_pipelines, stage_files
 from anyformer.recipes.pipeline import run_pipeline
 from anyformer.recipes.run import run_recipe
 from anyformer.recipes.stages import load_pipeline
 
-SMALL = Path(__file__).parent / "small"
-
 
 @pytest.fixture
 def models(tiny_checkpoint, tiny_bert):
-    """Words of the small files -> the folders that they stand for."""
-    return {"TINY": tiny_checkpoint, "ENCODER": tiny_bert, "FOLDER": SMALL}
-
-
-def write_small(file: Path, target: Path, folders: dict[str, Path]) -> Path:
-    """The small version of a shipped file, with the folders of this machine in it."""
-    hint = f"`extends: {file.stem}`, a small model, TINY or ENCODER, few rows, a few steps"
-    assert file.is_file(), f"write {file}: {hint}"
-    text = file.read_text(encoding="utf-8")
-    for word, folder in folders.items():
-        text = text.replace(word, str(folder))
-    target.write_text(text, encoding="utf-8")
-    return target
+    return folders(tiny_checkpoint, tiny_bert)
 
 
 def metrics_of(folder: Path):

@@ -5,8 +5,9 @@ from transformers import AutoTokenizer
 from tuning import PAIRS, chat_pair, message
 
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.tokens.preferences import marked, tokenize_labelled, tokenize_pairs
+from anyformer.recipes.tokens.preferences import tokenize_labelled, tokenize_pairs
 from anyformer.recipes.tokens.supervised import tokenize_rows
+from anyformer.recipes.tokens.views import RowView, answered, row_text
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +137,7 @@ def test_labelled_answers(tokenizer):
 
 def test_a_preview_marks_the_answer(tokenizer):
     row = tokenize_pairs(PAIRS[:1], tokenizer, max_length=64).dataset[0]
-    assert marked(row["prompt_ids"], row["chosen_ids"], tokenizer) == (
+    sequence = answered(row["prompt_ids"], row["chosen_ids"])
+    assert row_text(RowView((sequence,)), tokenizer) == (
         "<|im_start|>user\nwhere is the cat<|im_end|>\n<|im_start|>assistant\n⟦on the mat<|im_end|>⟧"
     )

@@ -5,8 +5,8 @@ import pytest
 from small_tokenizer import build
 
 from anyformer.recipes.errors import UserError
-from anyformer.recipes.tokens.report import decode_preview
 from anyformer.recipes.tokens.supervised import stop_ids, tokenize_rows
+from anyformer.recipes.tokens.views import MARKS, marked_text
 
 USER = {"role": "user", "content": "Is the fox quick?"}
 ANSWER = {"role": "assistant", "content": "The fox is quick."}
@@ -52,8 +52,12 @@ def supervised(data, row=0):
     return [label for label in item["labels"] if label != -100]
 
 
+def previews(data, tokenizer, marks=MARKS):
+    return [marked_text(row["input_ids"], row["labels"], tokenizer, marks=marks) for row in data.dataset]
+
+
 def marked(data, tokenizer, row=0):
-    return re.findall("⟦(.*?)⟧", decode_preview(data, tokenizer, n=row + 1)[row], re.DOTALL)
+    return re.findall("⟦(.*?)⟧", previews(data, tokenizer)[row], re.DOTALL)
 
 
 # Conversations
@@ -68,7 +72,7 @@ def test_smollm2_single_turn(smollm2):
     answer = smollm2("The fox is quick.")["input_ids"] + [smollm2.convert_tokens_to_ids("<|im_end|>")]
     assert ids[: len(prompt)] == prompt
     assert labels == [-100] * len(prompt) + answer + [-100]  # the line break after the turn is not trained on
-    assert decode_preview(data, smollm2) == [
+    assert previews(data, smollm2) == [
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nIs the fox quick?<|im_end|>\n<|im_start|>assistant\n"
         "⟦The fox is quick.<|im_end|>⟧\n"
@@ -257,7 +261,7 @@ def test_plain_prompt_and_completion():
     # An end token that the file already has is not written twice.
     again = tokenize([{"prompt": "Is the fox", "completion": " quick?</s>"}], tokenizer)
     assert again.dataset[0] == data.dataset[0]
-    assert decode_preview(data, tokenizer, marks=("[", "]")) == ["Is the fox[ quick?</s>]"]
+    assert previews(data, tokenizer, marks=("[", "]")) == ["Is the fox[ quick?</s>]"]
 
 
 @pytest.mark.parametrize("trim", [False, True], ids=["exact offsets", "trimmed offsets"])
