@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from .best_fit import best_fit
@@ -49,9 +50,6 @@ class TrainingRows(Dataset):
         lengths: of each row of `dataset`, in the measure of `capacity`.
         capacity: of a row with several documents; None: each row stays by itself.
         join: one row out of several; default `joined`.
-
-    Attributes:
-        packs: of this epoch, the rows of `dataset` that each row joins.
     """
 
     def __init__(
@@ -69,11 +67,23 @@ class TrainingRows(Dataset):
         first = len(self._packed(0))
         later = range(1, epochs(first)) if drawn else ()  # without a draw all epochs are alike
         self.count = max([first, *(len(self._packed(epoch)) for epoch in later)])
-        self.set_epoch(0)
+        # In shared memory: workers that load data live longer than an epoch.
+        self.epoch = torch.zeros((), dtype=torch.long).share_memory_()
+        self._laid_out: tuple[int, Packs] = (-1, [])
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the rows of an epoch."""
-        self.packs = spread_over(self._packed(epoch), self.count)
+        """Go to the rows of an epoch, in the workers of a loader too."""
+        self.epoch.fill_(epoch)
+
+    @property
+    def packs(self) -> Packs:
+        """Of this epoch, the rows of `dataset` that each row joins."""
+        epoch = int(self.epoch)
+        if epoch != self._laid_out[0]:
+            # Where nothing is drawn all epochs are alike.
+            packs = self._laid_out[1] if self._laid_out[1] and self.drawn is None else self._packed(epoch)
+            self._laid_out = epoch, spread_over(packs, self.count)
+        return self._laid_out[1]
 
     def _packed(self, epoch: int) -> Packs:
         rows = range(len(self.dataset)) if self.drawn is None else self.drawn(epoch)

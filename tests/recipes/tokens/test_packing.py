@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from labelled import built, metrics_of, write_recipe
+from torch.utils.data import DataLoader
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tuning import message, objective_of, trainer_of
@@ -130,6 +131,15 @@ def test_every_epoch_has_as_many_rows_and_the_documents_that_it_draws():
     single = TrainingRows(rows, drawn=draws.__getitem__, epochs=lambda rows: 3)
     single.set_epoch(2)
     assert [single[i] for i in range(len(single))] == [rows[i] for i in draws[2]]
+
+
+def test_workers_that_outlive_an_epoch_read_the_next_one():
+    rows = [document(n, n + 1) for n in range(10, 16)]
+    packed = TrainingRows(rows, drawn={0: [0, 1, 2], 1: [3, 4, 5]}.__getitem__, epochs=lambda rows: 2)
+    loader = DataLoader(packed, batch_size=None, num_workers=1, persistent_workers=True, collate_fn=lambda row: row)
+    for epoch, expected in enumerate((rows[:3], rows[3:])):
+        packed.set_epoch(epoch)
+        assert list(loader) == expected
 
 
 # Training
