@@ -173,7 +173,7 @@ def _check_soft_prompt(recipe: Recipe, objective: "Objective") -> None:
 
     kind, settings = recipe.adapter.kind, (objective.arguments, objective.options)
     if kind in SOFT_PROMPTS:
-        packs = [getattr(where, name, None) for where in settings for name in ("packing", "padding_free")]
+        packs = [getattr(where, "packing", None) for where in settings]
         problem = soft_prompt_problem(
             objective.config,
             kind,

@@ -75,7 +75,7 @@ def soft_prompt_problem(
     Args:
         head: a key of `modeling.HEADS`; default: "causal_lm", of an encoder-decoder "seq2seq_lm".
         virtual_tokens: length of the soft prompt; max_length: of the longest text, in tokens.
-        packed: rows hold several documents (`packing`, `padding_free`).
+        packed: rows hold several documents.
     """
     both = config.architecture == "encoder-decoder"
     head = head or ("seq2seq_lm" if both else "causal_lm")

@@ -126,10 +126,11 @@ def _ia3(ia3: dict[str, Any]) -> Iterator[Fault]:
 
 def _soft_prompt(sections: dict[str, dict[str, Any]], kind: str) -> Iterator[Fault]:
     adapter, train, model = sections["adapter"], sections["train"], sections["model"]
-    for name in ("packing", "padding_free"):
-        if train.get(name) is True:
-            text = "a soft prompt stands before the first document of a packed row alone: set it to false"
-            yield ("train", name), text
+    if train.get("packing") is True and _architecture(model).get("architecture") == "encoder-decoder":
+        yield (
+            ("train", "packing"),
+            "PEFT puts a soft prompt before the first pair of a packed row alone: set it to false",
+        )
     if kind == "prefix-tuning" and _architecture(model).get("attention") == "mla":
         yield (
             ("adapter", "kind"),

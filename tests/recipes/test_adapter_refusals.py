@@ -61,10 +61,12 @@ def test_an_objective_without_soft_prompts_says_why(objective, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("kind", ["prompt-tuning", "p-tuning", "prefix-tuning"])
-def test_soft_prompts_are_not_packed(kind, tmp_path, monkeypatch):
+def test_soft_prompts_of_an_encoder_decoder_are_not_packed(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = fault(GOOD + f"adapter: {{kind: {kind}}}\ntrain: {{packing: true}}\n")
-    assert "train.packing: a soft prompt stands before the first document" in said
+    packed = f"adapter: {{kind: {kind}}}\ntrain: {{packing: true}}\n"
+    said = fault(f"data: {{source: a.jsonl}}\nmodel: {{preset: t5-base, tokenizer: t}}\n{packed}")
+    assert "train.packing: PEFT puts a soft prompt before the first pair" in said
+    assert load_recipe(write(GOOD + packed)).train["packing"] is True
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,20 @@
 
 import pytest
 import torch
+from labelled import metrics_of
 from test_soft_prompt_limits import BOTH, CASES, LATENT, VIRTUAL, cases, ids, soften
+from tuning import message, objective_of, trainer_of
 
+from anyformer.recipes.run import run_recipe
 from anyformer.recipes.soft_prompts import made_whole, soft_prompt_problem
 from anyformer.recipes.tokens.packing import joined
 from anyformer.recipes.tokens.padding import pad_rows
 
 LENGTHS = (6, 5, 4)
+ROWS = [
+    {"prompt": message("user", question), "completion": message("assistant", answer)}
+    for question, answer in [("one two", "three"), ("what", "the cat"), ("and the dog", "on the log"), ("two", "four")]
+]
 FIELDS = {
     "rope": {},
     "alibi": {"position_embedding": "alibi"},
@@ -33,6 +40,16 @@ def gradients(model, batches, items):
     loss = sum(model(**batch, num_items_in_batch=items).loss for batch in batches)
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def step(trainer):
+    """Loss and gradients of one step over the whole data set."""
+    trainer._train_batch_size = len(trainer.train_dataset)
+    (batch,) = trainer.get_train_dataloader()
+    items = trainer._get_num_items_in_batch([batch], torch.device("cpu"))
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer.training_step(trainer.model, batch, num_items_in_batch=items)
+    return loss, {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("shape", FIELDS)
@@ -75,3 +92,30 @@ def test_packed_pairs_of_an_encoder_decoder_are_refused(tiny, case):
     config = tiny(head="seq2seq_lm", **BOTH).config
     assert "the first pair of a packed row" in soft_prompt_problem(config, CASES[case][0], packed=True)
     assert soft_prompt_problem(tiny().config, CASES[case][0], packed=True) is None
+
+
+def test_a_packed_run_learns_behind_a_soft_prompt(recipe):
+    adapter = "adapter={kind: prompt-tuning, num_virtual_tokens: 4}"
+    folder = run_recipe(recipe(adapter, "train.packing=true", "train.max_length=128", "train.max_steps=16"), check=True)
+    metrics = metrics_of(folder)
+    assert metrics["after"]["loss"] < metrics["before"]["loss"]
+    assert metrics["checks"]["packed documents do not see each other"] == "passed"
+
+
+@pytest.mark.parametrize("kind", ["prompt-tuning", "prefix-tuning"])
+def test_a_packed_step_of_a_recipe_is_the_step_of_the_same_rows(tiny_checkpoint, tmp_path, kind):
+    overrides = (f"adapter={{kind: {kind}, num_virtual_tokens: 4}}",)
+    apart, packed = (
+        trainer_of(objective_of("sft", tiny_checkpoint, tmp_path, *overrides, f"train.packing={value}"), ROWS)
+        for value in ("false", "true")
+    )
+    for trainer in (apart, packed):
+        made_whole(trainer.model)
+    assert len(packed.train_dataset) < len(ROWS)
+    packed.model.load_state_dict(apart.model.state_dict())
+    (loss, grads), (packed_loss, packed_grads) = step(apart), step(packed)
+    torch.testing.assert_close(packed_loss, loss, rtol=0, atol=1e-5)
+    assert grads and grads.keys() == packed_grads.keys()
+    for name, grad in grads.items():
+        assert grad.abs().max() > 0
+        torch.testing.assert_close(packed_grads[name], grad, rtol=0, atol=1e-5, msg=name)
