@@ -174,9 +174,9 @@ def _check_packing(trainer: Any, loader: Any) -> str:
     was_training = base.training
     base.eval()
     with torch.no_grad():
-        one, other = (base.base_model(**x, use_cache=False).last_hidden_state[0] for x in (inputs, changed))
+        one, other = (_outputs(model, base, x)[second:] for x in (inputs, changed))
     base.train(was_training)
-    moved = (one[second:] - other[second:]).abs().max().item()
+    moved = (one - other).abs().max().item()
     if moved > 0:
         own = hasattr(trainer.args, "packing")
         setting = "train.packing: false" if own else "objective.packing: blocks or none"
@@ -184,6 +184,14 @@ def _check_packing(trainer: Any, loader: Any) -> str:
             f"packed documents see each other: a change of one moves the next by {moved:.1e}. Set {setting}"
         )
     return PASSED
+
+
+def _outputs(model: Any, base: Any, inputs: dict[str, Any]) -> Any:
+    """[length, size]: what is computed of a row's tokens, behind a soft prompt where there is one."""
+    config = getattr(model, "active_peft_config", None)
+    if config is not None and config.is_prompt_learning:
+        return model(**inputs).logits[0, -inputs["input_ids"].shape[1] :]
+    return base.base_model(**inputs, use_cache=False).last_hidden_state[0]
 
 
 def _document_starts(batch: Any, prefix: str) -> list[list[int]]:

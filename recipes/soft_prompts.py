@@ -153,12 +153,13 @@ def _whole(base: Any) -> Any:
             positions = kwargs.get("position_ids")
             shaped = None if input_ids is None else input_ids[..., None]
             documents = None if shaped is None else packed_documents(positions, attention_mask, shaped)
-            if documents is None or self.base_model.config.is_encoder_decoder:
+            # A prefix in the cache is shared, and PEFT moves the positions of all documents behind it.
+            shared = self.active_peft_config.peft_type == "PREFIX_TUNING"
+            if documents is None or shared or self.base_model.config.is_encoder_decoder:
                 return super().forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
             if attention_mask is None:
                 attention_mask = input_ids.new_ones(input_ids.shape)
-            before = _prefix_before if self.active_peft_config.peft_type == "PREFIX_TUNING" else _vectors_before
-            return before(self, input_ids, attention_mask, documents, **kwargs)
+            return _vectors_before(self, input_ids, attention_mask, documents, **kwargs)
 
         def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
             from safetensors.torch import save_file
@@ -203,22 +204,6 @@ def _whole(base: Any) -> Any:
             raise UserError("continuous batching would run the model without its soft prompt: use generate")
 
     return Whole
-
-
-def _prefix_before(
-    model: "PeftModel", input_ids: Any, attention_mask: Any, documents: Any, position_ids: Any, **kwargs: Any
-) -> Any:
-    """A packed row behind a prefix that all its documents go on from."""
-    import torch
-
-    rows, count = input_ids.shape[0], model.active_peft_config.num_virtual_tokens
-    return model.base_model(
-        input_ids=input_ids,
-        attention_mask=torch.nn.functional.pad(attention_mask, (count, 0), value=1),
-        position_ids=position_ids + count,
-        past_key_values=model.get_prompt(rows),
-        **kwargs,
-    )
 
 
 def _vectors_before(

@@ -162,7 +162,7 @@ class Objective:
         def epochs(rows: int) -> int:
             arguments = self.arguments
             batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
-            steps = math.ceil(rows / batch)
+            steps = rows // batch or 1 if arguments.dataloader_drop_last else math.ceil(rows / batch)
             limit = arguments.max_steps / steps if arguments.max_steps > 0 else arguments.num_train_epochs
             return math.ceil(limit)
 

@@ -65,6 +65,13 @@ def test_rows_that_are_dropped_leave_the_ratio(recipe, sources, tmp_path):
         prepare(recipe(*sources))
 
 
+@pytest.mark.parametrize(("drops", "epochs"), [("false", 2), ("true", 3)])
+def test_a_last_batch_that_is_dropped_makes_more_epochs(recipe, sources, drops, epochs):
+    """16 steps of 4 of 30 rows: 8 an epoch, 7 without the last."""
+    prepared = prepare(recipe(*sources, "train.max_steps=16", f"train.dataloader_drop_last={drops}"))
+    assert prepared.objective.drawn["epochs"](30) == epochs
+
+
 @pytest.mark.parametrize("packing", ["false", "true"])
 def test_resume_is_bit_equal(recipe, sources, tmp_path, interrupted, packing):
     overrides = (*sources[:2], f"train.packing={packing}", "train.max_steps=18", "train.save_steps=7")

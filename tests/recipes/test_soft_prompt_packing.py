@@ -6,6 +6,8 @@ from labelled import metrics_of
 from test_soft_prompt_limits import BOTH, CASES, LATENT, VIRTUAL, cases, ids, soften
 from tuning import message, objective_of, trainer_of
 
+from anyformer.recipes.errors import UserError
+from anyformer.recipes.flight_checks import thorough_checks
 from anyformer.recipes.run import run_recipe
 from anyformer.recipes.soft_prompts import made_whole, soft_prompt_problem
 from anyformer.recipes.tokens.packing import joined
@@ -62,6 +64,8 @@ def test_packed_equals_apart(tiny, case, shape):
     with torch.no_grad():
         rows = ({k: v for k, v in row.items() if k != "labels"} for row in (*apart, packed))
         *expected, got = [model(**row).logits for row in rows]
+        bare = model(**{name: packed[name][:1] for name in ("input_ids", "position_ids")}).logits  # without a mask
+    torch.testing.assert_close(bare, got[:1], rtol=0, atol=1e-5)
     # Behind vectors the logits of packed rows are those of the text alone; a prefix has none.
     for found, wanted in zip((got[0, :6], got[0, 6:11], got[1, :4]), expected, strict=True):
         torch.testing.assert_close(found, wanted[0, -len(found) :], rtol=0, atol=1e-5)
@@ -119,3 +123,14 @@ def test_a_packed_step_of_a_recipe_is_the_step_of_the_same_rows(tiny_checkpoint,
     for name, grad in grads.items():
         assert grad.abs().max() > 0
         torch.testing.assert_close(packed_grads[name], grad, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["prompt-tuning", "prefix-tuning"])
+def test_the_check_of_a_run_looks_behind_the_soft_prompt(tiny_checkpoint, tmp_path, kind):
+    overrides = (f"adapter={{kind: {kind}, num_virtual_tokens: 4}}", "train.packing=true")
+    trainer = trainer_of(objective_of("sft", tiny_checkpoint, tmp_path, *overrides), ROWS)
+    if kind == "prompt-tuning":  # PEFT's own forward drops positions
+        with pytest.raises(UserError, match="packed documents see each other"):
+            thorough_checks(trainer)
+    made_whole(trainer.model)
+    assert thorough_checks(trainer)["packed documents do not see each other"] == "passed"
