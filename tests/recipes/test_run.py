@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from tuning import assert_equal_weights
 
 from anyformer.recipes.errors import UserError
@@ -53,6 +53,16 @@ def test_a_run_leaves_everything_and_is_better_on_held_out_rows(recipe, tmp_path
     output = capsys.readouterr().out
     assert "anyformer chat" in output and "anyformer push" in output and "supervised" in output
     assert re.search(r"step 3/\d+  loss \d+\.\d{4}", output)  # the progress bar's lines
+
+
+def test_both_the_end_of_texts_and_the_end_of_turns_are_saved(recipe, tiny_checkpoint, tmp_path):
+    path = shutil.copytree(tiny_checkpoint, tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.eos_token = tokenizer.pad_token
+    tokenizer.save_pretrained(path)
+    folder = run_recipe(recipe(f"model.path={path}", "train.max_steps=2", "eval.samples=0"))
+    saved = GenerationConfig.from_pretrained(folder).eos_token_id
+    assert tokenizer.convert_ids_to_tokens(saved) == ["<|pad|>", "<|im_end|>"]
 
 
 def test_the_merged_model_is_the_adapter_on_its_base(recipe, tiny_checkpoint):
