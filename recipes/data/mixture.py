@@ -41,11 +41,6 @@ class Mixture:
         """The same weights for other numbers of rows."""
         return Mixture(sizes, **self._given)
 
-    @property
-    def resamples(self) -> bool:
-        """Whether an epoch is anything but every row once."""
-        return self.rows_per_epoch != self.sizes
-
     def __len__(self) -> int:
         return sum(self.rows_per_epoch)
 

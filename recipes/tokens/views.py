@@ -83,7 +83,9 @@ def answered(prompt: Sequence[int], answer: Sequence[int]) -> TokenSequence:
 
 def causal(row: Mapping[str, Any], *, ends: bool = True) -> TokenSequence:
     """A row of `input_ids` and `labels` for a decoder, packed ones too. Nothing predicts a first token."""
-    return TokenSequence(row["input_ids"], [IGNORE, *row["labels"][1:]], starts=document_starts(row), ends=ends)
+    # Rows of token shards are arrays, and a tokenizer takes no number of an array for an id.
+    ids, labels = [*map(int, row["input_ids"])], [IGNORE, *map(int, row["labels"][1:])]
+    return TokenSequence(ids, labels, starts=document_starts(row), ends=ends)
 
 
 def document_starts(row: Mapping[str, Any]) -> list[int]:

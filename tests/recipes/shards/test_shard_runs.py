@@ -1,13 +1,18 @@
 """`objective: pretrain` on token shards, from recipe to result."""
 
+import io
 import json
 
 import pytest
 from datasets import Dataset
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from tuning import assert_equal_weights
 
 from anyformer.recipes.errors import UserError
+from anyformer.recipes.inspection import inspect_recipe
+from anyformer.recipes.inspection.page import render
+from anyformer.recipes.inspection.terminal import show
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.prepare import prepare
 from anyformer.recipes.run import run_recipe
@@ -137,3 +142,14 @@ def test_nothing_is_tokenised_again(recipe, monkeypatch):
     report = ready.train.report
     assert report.rows == ready.splits.report.rows_train and report.tokens > report.supervised_tokens > 0
     assert len(ready.objective.preview(ready.train, 3)) == 3
+
+
+@pytest.mark.parametrize("packing", ["blocks", "documents", "none"])
+def test_rows_of_shards_are_shown(recipe, packing):
+    inspection = inspect_recipe(recipe(f"objective.packing={packing}"), "shards")
+    stream = io.StringIO()
+    show(Console(file=stream, width=100), inspection)
+    assert "╎t╎e╎n╎·╎" in stream.getvalue() and "<|im_end|>" in stream.getvalue()
+    page = render(inspection)
+    assert page.count("<details") == len(inspection.shown) > 0
+    json.dumps(inspection.as_dict(), allow_nan=False)
