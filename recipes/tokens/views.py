@@ -83,7 +83,11 @@ def answered(prompt: Sequence[int], answer: Sequence[int]) -> TokenSequence:
 
 def causal(row: Mapping[str, Any], *, ends: bool = True) -> TokenSequence:
     """A row of `input_ids` and `labels` for a decoder, packed ones too. Nothing predicts a first token."""
-    return TokenSequence(row["input_ids"], [IGNORE, *row["labels"][1:]], starts=document_starts(row), ends=ends)
+    # Rows of token shards are arrays; tokenizers take plain numbers.
+    ids, labels = (
+        values.tolist() if hasattr(values, "tolist") else values for values in (row["input_ids"], row["labels"])
+    )
+    return TokenSequence(ids, [IGNORE, *labels[1:]], starts=document_starts(row), ends=ends)
 
 
 def document_starts(row: Mapping[str, Any]) -> list[int]:
