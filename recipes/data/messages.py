@@ -8,8 +8,6 @@ from .parsing import Fault, parse_json
 
 # Columns that may hold messages.
 MESSAGES = frozenset({"messages", "conversations", "prompt", "completion", "chosen", "rejected"})
-# What reasoning is called where it stands beside a message's content.
-REASONING = ("reasoning_content", "reasoning", "thinking")
 ROLES = ("system", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {
     "human": "user",
@@ -19,6 +17,9 @@ _SHAREGPT_ROLES = {
     "function_call": "assistant",
     "observation": "tool",
 }
+
+# What some files keep beside an answer: the thoughts before it.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 
 Row = dict[str, Any]
 
@@ -48,6 +49,9 @@ def messages_of(value: Any, name: str, *, role_key: str = "role", content_key: s
 def _message(message: Any, here: str, role_key: str, content_key: str) -> Row:
     if not isinstance(message, dict):
         raise Unusable(f"{here} must be an object with {role_key} and {content_key}")
+    if lost := [key for key in _REASONING if message.get(key)]:
+        # Leaving it out would train an answer without the thoughts that led to it.
+        raise Unusable(f"{here} has {lost[0]}, which is not read: write it into {content_key} as the template would")
     if message.get("function_call") is not None:
         # Leaving it out would train on something else than the file says.
         raise Unusable(f"{here} has function_call, which OpenAI has given up: write tool_calls")
@@ -76,7 +80,7 @@ _USED = {"role", "content", "from", "value", "train", "weight", "tool_calls"}
 
 
 def not_used(value: Any, name: str) -> set[str]:
-    """What the messages of a column hold beside what is read of them, such as `messages.reasoning_content`."""
+    """What the messages of a column hold beside what is read of them, such as `messages.name`."""
     if not isinstance(value, list):
         return set()
     found = set()

@@ -17,7 +17,6 @@ from ..errors import UserError
 from .builtin import BUILT_IN
 from .formats import Row
 from .holding import Part, hold_out, prompt_key
-from .messages import REASONING
 from .mixture import Mixture
 from .python_rows import file_digest
 from .reader import Reader
@@ -127,12 +126,6 @@ def load_splits(section: DataSection, accepts: Sequence[str] | None = None) -> S
     train, held = load(section, reader, sources, examined)
     report.rows_train, report.rows_eval = len(train), len(held)
     report.ignored_columns = sorted(reader.ignored)
-    report.warnings += [
-        f"{name} is not read, so no reasoning in it is learned: what is to be learned must stand in the message's "
-        "text, as the chat template lays it out"
-        for name in report.ignored_columns
-        if name.partition(".")[2] in REASONING
-    ]
     return Splits(train, held, report, _mixture(section, sources, report), code)
 
 

@@ -1,6 +1,7 @@
 """Objective `sft`: supervised fine-tuning with TRL's SFTTrainer, on tokens that this suite has labelled."""
 
 import copy
+import functools
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,8 +38,6 @@ class SupervisedTuning(Objective):
         return TrainingRows(data, lengths=row_lengths(data, "input_ids"), capacity=self.max_length, **self.drawn)
 
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
-        from trl import SFTTrainer
-
         from ..tokens.padding import pad_rows
 
         arguments, options = self.arguments, {}
@@ -50,7 +49,7 @@ class SupervisedTuning(Objective):
                 pad_rows, pad_token_id=self.tokenizer.pad_token_id, multiple=arguments.pad_to_multiple_of
             )
         trainer = built(
-            SFTTrainer,
+            trainer_class(),
             model,
             arguments,
             train_dataset=train,
@@ -71,3 +70,37 @@ class SupervisedTuning(Objective):
         return held_out_loss(
             model, prepared.dataset, pad_token_id=self.tokenizer.pad_token_id, batch_size=size
         ).as_dict()
+
+
+@functools.cache
+def trainer_class() -> Any:
+    """TRL's trainer with the model's own loss where that is all it would compute."""
+    from trl import SFTTrainer
+
+    class Trainer(SFTTrainer):
+        tokens_seen = 0
+
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            """TRL's takes the head over every token on a processor, and entropies for the log; the model's over those
+            alone that are learned from, which is a fraction of a chat."""
+            held: Any = self.model
+            args: Any = self.args
+            plain = args.loss_type == "nll" and self.label_smoother is None and not held.config.num_experts
+            if not (plain and model.training and num_items_in_batch is not None) or return_outputs:
+                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            loss = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch).loss
+            if self.args.average_tokens_across_devices:  # the items are those of all processes, gradients a mean
+                loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+            mask = inputs.get("attention_mask")
+            self.tokens_seen += inputs["input_ids"].numel() if mask is None else int(mask.sum())
+            return loss
+
+        def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+            held: Any = self.model
+            if held.training and self.tokens_seen:
+                logs["num_tokens"] = self.tokens_seen
+            super().log(logs, start_time)
+
+    return Trainer

@@ -156,6 +156,24 @@ def test_flex_attention_equals_sdpa(tiny, fields):
     torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="flex attention is compiled for the CPU, which needs g++")
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"position_embedding": "alibi"}, {"layer_types": ["sliding_attention"], "sliding_window": 5}],
+    ids=["rope", "alibi", "window"],
+)
+def test_flex_attention_keeps_packed_documents_apart(tiny, fields):
+    model = tiny(**{"num_hidden_layers": 1, "hidden_size": 64} | fields)
+    documents = [ids(1, n, seed=n) for n in (17, 14, 9)]
+    positions = torch.cat([torch.arange(d.shape[1]) for d in documents])[None]
+    with torch.no_grad():
+        expected = torch.cat([model(document).logits for document in documents], 1)
+        model.set_attn_implementation("flex_attention")
+        got = model(torch.cat(documents, 1), position_ids=positions).logits
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
 def test_a_backend_that_would_ignore_a_part_is_refused(tiny):
     assert tiny(attn_implementation=None, attn_logit_softcapping=5.0).config._attn_implementation == "eager"
     assert tiny(attn_implementation=None, attention_sinks=True).config._attn_implementation == "eager"

@@ -116,17 +116,17 @@ def test_documents_that_see_each_other_are_caught(recipe, monkeypatch):
 
 
 def test_a_gradient_that_depends_on_accumulation_is_caught(recipe, monkeypatch):
-    from trl import SFTTrainer
+    from anyformer.recipes.objectives.sft import trainer_class
 
     folder = run_recipe(recipe(*QUICK, "model.config={hidden_dropout: 0.1}"), check=True)
     checks = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["checks"]
     assert checks["accumulated gradients equal those of one batch"] == "passed"
-    right = SFTTrainer.compute_loss
+    right = trainer_class().compute_loss
 
     def mean_of_each(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         return right(self, model, inputs, return_outputs, None)
 
-    monkeypatch.setattr(SFTTrainer, "compute_loss", mean_of_each)
+    monkeypatch.setattr(trainer_class(), "compute_loss", mean_of_each)
     with pytest.raises(UserError, match=r"depends on train\.gradient_accumulation_steps"):
         run_recipe(recipe(*QUICK), check=True, overwrite=True)
 

@@ -529,16 +529,15 @@ def test_a_label_that_is_no_finite_number_is_refused(write, label):
 
 
 def test_what_messages_hold_beside_is_told(write):
-    answer = CHAT[1] | {"reasoning_content": "Because.", "refusal": None, "audio": []}
+    answer = CHAT[1] | {"citations": "Because.", "refusal": None, "audio": []}
     asked = CHAT[0] | {"name": "bob"}
     report = load_splits(section(write("a.jsonl", [{"messages": [asked, answer]}]))).report
-    assert report.ignored_columns == ["messages.name", "messages.reasoning_content"]
-    assert [text.split(",")[0] for text in report.warnings] == ["messages.reasoning_content is not read"]
+    assert report.ignored_columns == ["messages.citations", "messages.name"]
     turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "thought": "c"}]
     report = load_splits(section(write("b.jsonl", [{"conversations": turns}]))).report
     assert report.ignored_columns == ["conversations.thought"]
     pair = {"prompt": [asked], "chosen": [answer], "rejected": [CHAT[1] | {"content": "No"}]}
     report = load_splits(section(write("c.jsonl", [pair]))).report
-    assert report.ignored_columns == ["chosen.reasoning_content", "prompt.name"]
+    assert report.ignored_columns == ["chosen.citations", "prompt.name"]
     report = load_splits(section(write("d.jsonl", [{"prompt": [asked]}])), ("prompt",)).report
     assert report.ignored_columns == ["prompt.name"]

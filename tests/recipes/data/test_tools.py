@@ -127,6 +127,10 @@ def test_no_tools_are_no_tools(write, nothing):
             r"messages\[0\] has tool_calls, which only an assistant's message may have",
         ),
         (
+            {"messages": [ASK, REPLY | {"reasoning_content": "hunter2"}]},
+            r"messages\[1\] has reasoning_content, .*write it into content",
+        ),
+        (
             {"messages": [ASK, REPLY | {"function_call": {"name": "f"}}]},
             r"messages\[1\] has function_call, .*tool_calls",
         ),

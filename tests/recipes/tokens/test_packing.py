@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from labelled import built, metrics_of, write_recipe
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from trl import SFTTrainer
 from tuning import message, objective_of, trainer_of
 
 from anyformer.modeling.masks import packed_lengths
@@ -170,6 +171,22 @@ def test_a_packed_step_is_the_step_of_the_same_rows(tiny_checkpoint, tmp_path, l
     torch.testing.assert_close(packed_loss, loss, rtol=0, atol=1e-5)
     for name, grad in grads.items():
         torch.testing.assert_close(packed_grads[name], grad, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("adapter", ["{kind: none}", "{kind: lora, r: 4, target_modules: all-linear}"])
+def test_a_step_is_that_of_trls_own_loss(tiny_checkpoint, tmp_path, adapter):
+    """Ours takes the head over the supervised tokens alone."""
+    trainer = trainer_of(objective_of("sft", tiny_checkpoint, tmp_path, f"adapter={adapter}"), ROWS)
+    loss, grads, batch = step(trainer)
+    trainer.model.zero_grad()
+    items = trainer._get_num_items_in_batch([batch], torch.device("cpu"))
+    theirs = SFTTrainer.compute_loss(trainer, trainer.model, dict(batch), num_items_in_batch=items)
+    theirs.backward()
+    torch.testing.assert_close(loss, theirs.detach(), rtol=0, atol=1e-5)
+    expected = {n: p.grad for n, p in trainer.model.named_parameters() if p.grad is not None}
+    assert grads.keys() == expected.keys() and grads
+    for name, grad in expected.items():
+        torch.testing.assert_close(grads[name], grad, rtol=0, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("smoothing", [0, 0.1])
