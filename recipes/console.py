@@ -49,6 +49,11 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
 
 
+def harmless(text: str) -> str:
+    """A text whose characters that would steer a terminal are written out; line breaks and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"‹U+{ord(c):04X}›" for c in text)
+
+
 def show_plan(console: "Console", prepared: "Prepared") -> None:
     """Parameters, memory, data and steps, what was left out, and three rows with what is trained on marked."""
     from rich.markup import escape
@@ -58,14 +63,14 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     report, tokens = prepared.splits.report, prepared.train.report
     lines = [*describe(prepared.plan), *prepared.adapter.describe(), *prepared.quantized]
     for name, value in [*lines, *prepared.objective.plan_lines()]:
-        console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
+        console.print(f"[bold]{name:>11}[/bold]  {escape(harmless(value))}")
     held = prepared.held_out.report.rows_kept if prepared.held_out else 0
     console.print(f"[bold]{'format':>11}[/bold]  {escape(report.recognised)}")
     for name, value in source_lines(report):
         console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
     console.print(f"[bold]{'held out':>11}[/bold]  {held:,} rows: {escape(report.split)}")
     dropped = _counted({**tokens.dropped, **report.left_out, "unusable": report.rows_skipped}) or "none"
-    console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}{_split(tokens)}")
+    console.print(f"[bold]{'left out':>11}[/bold]  {dropped}; truncated: {tokens.truncated:,}{split_rows(tokens)}")
     if prepared.held_out and (lost := _counted(prepared.held_out.report.dropped)):
         console.print(f"[bold]{'':>11}[/bold]  of the held-out rows {lost}")
     if tokens.made:
@@ -74,7 +79,7 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
         console.print(f"[bold]Warning:[/bold] {escape(warning)}")
     console.print("Three rows, what is trained on between ⟦ and ⟧:")
     for row in prepared.objective.preview(prepared.train, 3):
-        console.print(escape(row), style="dim")
+        console.print(escape(harmless(row)), style="dim")
 
 
 # Sources that are listed one by one.
@@ -92,7 +97,7 @@ def _counted(causes: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {cause}" for cause, count in causes.items() if count)
 
 
-def _split(tokens: "TokenizationReport") -> str:
+def split_rows(tokens: "TokenizationReport") -> str:
     """How many rows came of longer ones that were split, if any."""
     if not tokens.pieces:
         return ""

@@ -32,7 +32,8 @@ def place(path: str | Path, line: int) -> str:
 
 def clip(names: Any) -> str:
     """Column names for a message: few and short, since a headless CSV shows content in their place."""
-    shown = [str(name)[:40] for name in names]
+    # A terminal would obey what is no character to print.
+    shown = ["".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(name)[:40]) for name in names]
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "") or "none"
 
 

@@ -62,7 +62,7 @@ def find_files(source: Any, setting: str) -> list[Path]:
     for name in names:
         path = Path(name).expanduser()
         # A name may itself hold brackets: what exists is taken literally.
-        matches = [path] if path.exists() else _glob(path)
+        matches = [path] if exists(path) else _glob(path)
         if not matches:
             raise UserError(f"{setting}: no file matches {str(name)!r}{_nearby(path)}")
         if path.is_dir():
@@ -75,10 +75,21 @@ def find_files(source: Any, setting: str) -> list[Path]:
             if not _kind(match)[0]:
                 remedy = " Unpack it first." if match.suffix.lower() in (".zip", ".tar", ".tgz", ".7z") else ""
                 raise UserError(f"{setting}: cannot read {match}: expected one of {_EXPECTED}.{remedy}")
-            found.setdefault(match.resolve(), match)
+            try:
+                found.setdefault(match.resolve(), match)
+            except RuntimeError:  # what pathlib makes of it before Python 3.13
+                raise UserError(f"{setting}: cannot read {match}: it is a link that leads back to itself.") from None
     if not found:
         raise UserError(f"{setting}: names no file.")
     return list(found.values())
+
+
+def exists(path: Path) -> bool:
+    """Whether something is there; of a name that no file can have, nothing is."""
+    try:
+        return path.exists()
+    except OSError:  # too long
+        return False
 
 
 def _glob(path: Path) -> list[Path]:

@@ -4,7 +4,10 @@ import json
 from typing import Any
 
 from .files import type_name
+from .parsing import Fault, parse_json
 
+# Columns that may hold messages.
+MESSAGES = frozenset({"messages", "conversations", "prompt", "completion", "chosen", "rejected"})
 ROLES = ("system", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {
     "human": "user",
@@ -73,6 +76,21 @@ def _message(message: Any, here: str, role_key: str, content_key: str) -> Row:
     return found | _switch(message, here)
 
 
+_USED = {"role", "content", "from", "value", "train", "weight", "tool_calls"}
+
+
+def not_used(value: Any, name: str) -> set[str]:
+    """What the messages of a column hold beside what is read of them, such as `messages.name`."""
+    if not isinstance(value, list):
+        return set()
+    found = set()
+    for message in filter(lambda item: isinstance(item, dict), value):
+        used = _USED | ({"tool_call_id", "name"} if message.get("role") == "tool" else set())
+        # Libraries write null, or an empty list, for what a message does not have.
+        found |= {f"{name}.{str(key)[:40]}" for key in message.keys() - used if message[key] not in (None, [], "")}
+    return found
+
+
 def sharegpt_messages(value: Any, name: str) -> list[Row]:
     """ShareGPT's `from` and `value`, or what files of that kind have in the same column in OpenAI's form."""
     openai = isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]
@@ -118,13 +136,9 @@ def _json(value: Any, name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        raise Unusable(f"{name} is text that is no JSON") from None
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(name)
+        return parse_json(value)
+    except Fault as fault:
+        raise Unusable(f"{name} is text that is no JSON: {fault}") from None
 
 
 def _calls(value: Any, name: str) -> list[Row]:

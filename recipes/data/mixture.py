@@ -110,8 +110,10 @@ class Mixture:
 
 def _apportioned(shares: Sequence[float], total: int) -> list[int]:
     """Whole numbers in the ratio of the shares that come to the total: the largest remainders are rounded up."""
-    whole = sum(shares)
-    exact = [share / whole * total for share in shares]
+    largest = max(shares)
+    parts = [share / largest for share in shares]  # the sum of the shares themselves may be beyond all numbers
+    whole = sum(parts)
+    exact = [part / whole * total for part in parts]
     counts = [math.floor(value) for value in exact]
     order = sorted(range(len(exact)), key=lambda source: counts[source] - exact[source])
     for source in order[: total - sum(counts)]:

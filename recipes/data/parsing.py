@@ -7,6 +7,7 @@ stays text, whatever other rows hold. All readers but that of .json and .txt kee
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,8 +29,8 @@ def read_jsonl(stream: BinaryIO, path: Path) -> Rows:
         if not raw.strip():
             continue
         try:
-            yield line, _as_object(_parse_json(_decode(raw)))
-        except _Fault as fault:
+            yield line, _as_object(parse_json(_decode(raw)))
+        except Fault as fault:
             yield line, BadRow(str(fault))
 
 
@@ -37,7 +38,7 @@ def read_json(stream: BinaryIO, path: Path) -> Rows:
     raw = stream.read().removeprefix(_BOM)
     try:
         text = _decode(raw)
-    except _Fault as fault:
+    except Fault as fault:
         raise UserError(f"{path}: {fault}.") from None
     start = _skip_blank(text, 0)
     if start == len(text):
@@ -72,11 +73,11 @@ def read_json(stream: BinaryIO, path: Path) -> Rows:
 def _json_item(text: str, start: int) -> tuple[dict[str, Any] | BadRow, int]:
     try:
         value, end = _JSON.raw_decode(text, start)
-    except _Fault as fault:
+    except Fault as fault:
         return BadRow(str(fault)), json.JSONDecoder().raw_decode(text, start)[1]
     try:
         return _as_object(value), end
-    except _Fault as fault:
+    except Fault as fault:
         return BadRow(str(fault)), end
 
 
@@ -179,7 +180,7 @@ def read_text(stream: BinaryIO, path: Path) -> Rows:
         return
     try:
         yield 1, {"text": _decode(raw)}
-    except _Fault as fault:
+    except Fault as fault:
         yield 0, BadRow(str(fault))
 
 
@@ -197,7 +198,7 @@ def check_encoding(head: bytes, path: Path) -> None:
         raise UserError(f"{path}: begins with null bytes, as UTF-16 does: convert the file to UTF-8.")
 
 
-class _Fault(Exception):
+class Fault(Exception):
     """Why a piece of a file cannot be used."""
 
 
@@ -208,20 +209,25 @@ def _decode(raw: bytes) -> str:
         before = raw[: error.start]
         line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
         where = f"line {line}, byte {column}" if b"\n" in raw.rstrip() else f"byte {column} of the line"
-        raise _Fault(
+        raise Fault(
             f"byte 0x{raw[error.start]:02x} at {where} is not UTF-8: convert the file (Latin-1 or UTF-16?) to UTF-8"
         ) from None
 
 
-def _parse_json(text: str) -> Any:
+def parse_json(text: str) -> Any:
+    """A value as JSON has it.
+
+    Raises:
+        Fault: it is none, or has a key twice or a number that nothing could hold.
+    """
     try:
         return _JSON.decode(text)
     except json.JSONDecodeError as error:
-        raise _Fault(_broken(error)) from None
+        raise Fault(_broken(error)) from None
     except RecursionError:
-        raise _Fault("JSON nested too deeply") from None
+        raise Fault("JSON nested too deeply") from None
     except ValueError:  # an integer of thousands of digits
-        raise _Fault("a number is too long") from None
+        raise Fault("a number is too long") from None
 
 
 def _broken(error: json.JSONDecodeError) -> str:
@@ -233,18 +239,25 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) != len(pairs):
         keys = [key for key, _ in pairs]
-        raise _Fault(f"duplicate key: {clip(sorted({key for key in keys if keys.count(key) > 1}))}")
+        raise Fault(f"duplicate key: {clip(sorted({key for key in keys if keys.count(key) > 1}))}")
     return row
 
 
 def _refuse_constant(name: str) -> None:
-    raise _Fault(f"{name} is not JSON: use null or a string")
+    raise Fault(f"{name} is not JSON: use null or a string")
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise Fault("a number is too large: store it as text")
+    return number
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _as_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _Fault(f"expected an object with named fields, found {type_name(value)}")
+        raise Fault(f"expected an object with named fields, found {type_name(value)}")
     return value

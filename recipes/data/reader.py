@@ -10,6 +10,7 @@ from .faults import BadRow, Skipped, clip, place
 from .files import find_files, read_rows
 from .formats import CHOSEN_HINT, SHAPES, Gather, Row, Shape, Unusable, hint
 from .hub import hub_rows
+from .messages import MESSAGES, not_used
 from .python_rows import function_rows
 from .report import DataReport, SourceReport
 from .sources import Source, sources_of
@@ -69,6 +70,8 @@ class Converter:
                 "it: set data.format: prompt-completion to train on every completion"
             )
         rest = set() if shape.keeps_rest else {str(n)[:40] for n in row.keys() - shape.columns}
+        for name in MESSAGES & shape.columns & row.keys():
+            rest |= not_used(row[name], name)
         return shape, shape.convert(row), rest
 
     def _why_not(self, raw: Row, row: Row) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..errors import UserError
 from ..user_code import in_file
 from .builtin import BUILT_IN
+from .files import exists
 
 HUB = "hub:"
 # Keys of a mapping that say where rows are, and what else goes with each.
@@ -121,7 +122,7 @@ def local_places(value: Any) -> Iterator[str]:
 
 def _check_name(name: str, setting: str) -> None:
     """Raises UserError for a name that was meant as a built-in data set; no file can be read without a suffix."""
-    if Path(name).expanduser().exists() or not re.fullmatch(r"[\w-]+", name):
+    if exists(Path(name).expanduser()) or not re.fullmatch(r"[\w-]+", name):
         return
     near = difflib.get_close_matches(name, BUILT_IN, n=1)
     if near:

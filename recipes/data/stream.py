@@ -19,6 +19,7 @@ Row = dict[str, Any]
 
 # Held-out rows are in memory: so many where the recipe does not say.
 HELD_OUT = 1000
+_STEADY = "files must not change during a run, and a function must give the same rows each time"
 
 
 class RowStream:
@@ -46,14 +47,21 @@ class RowStream:
         return sum(self.sizes)
 
     def __iter__(self) -> Iterator[Row]:
-        count = 0
+        count, digest = 0, hashlib.blake2b(digest_size=16)
         for count, row in enumerate(self._rows(self._only), 1):  # noqa: B007
+            digest.update(_content(row))
             yield row
         if count != len(self):
             raise UserError(
-                f"data.source: gives {count:,} rows to train on, and gave {len(self):,} when it was first read: "
-                "files must not change during a run, and a function must give the same rows each time"
+                f"data.source: gives {count:,} rows to train on, and gave {len(self):,} when it was first "
+                f"read: {_STEADY}"
             )
+        if self._only is None and digest.digest() != self.digest:
+            raise UserError(f"data.source: gives other rows to train on than when it was first read: {_STEADY}")
+
+
+def _content(row: Row) -> bytes:
+    return json.dumps(row, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ class Streamed:
         for number, found in enumerate(self._sided(self.reader, parts, names)):
             if not found.held:
                 parts[found.source].rows_train += 1
-                digest.update(json.dumps(found.row, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
+                digest.update(_content(found.row))
                 if known and (key := prompt_key(found.row)) in known:
                     met.add(key)
                 continue

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..console import source_lines, unstopped
+from ..console import source_lines, split_rows, unstopped
 from ..data.files import place
 from ..errors import UserError
 from ..prepare import Prepared, prepare
@@ -245,7 +245,7 @@ def _facts(recipe: "Recipe", prepared: Prepared, figures: TokenFigures) -> list[
     limits = {name: found.limit for name, found in figures.lengths.items()}
     named = [f"{limit:,}" if name == "row" else f"{name} {limit:,}" for name, limit in limits.items()]
     facts.append(("max length", f"{', '.join(named)} tokens"))
-    facts.append(("truncation", f"{prepared.objective.long_rows}; {tokens.truncated:,} cut"))
+    facts.append(("truncation", f"{prepared.objective.long_rows}; {tokens.truncated:,} cut{split_rows(tokens)}"))
     lost = {**tokens.dropped, **report.left_out}
     facts.append(("left out", "; ".join(f"{count:,} {cause}" for cause, count in lost.items()) or "none"))
     for cause in skip_causes(report):

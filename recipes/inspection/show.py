@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,8 @@ def show_data(
         raise UserError(f"--html: {html} is a folder; give the name of a file, such as {html / 'data.html'}")
     recipe = _recipe_of(name, overrides, stage)
     make_console(recipe)
-    with faults_told():
+    # What a function of the user's or a library prints is no part of the figures.
+    with faults_told(), redirect_stdout(sys.stderr) if as_json else nullcontext():
         inspection = inspect_recipe(recipe, f"{name}, stage {stage}" if stage else name, rows=rows)
     if html is not None:
         from .page import write_page

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ..console import harmless
 from ..tokens.views import MARKS, TokenSequence
 from .collect import Inspection, Shown
-from .pieces import NEWLINE, Gap, Piece, pieces
+from .pieces import NEWLINE, Gap, Piece, pieces, visible
 from .wording import answers, edges_in_words, in_short, learned, repeats_in_words, row_title, stop_line
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _print_lines(console: "Console", lines: Sequence[tuple[str, str]]) -> None:
 
     indent = max(len(name) for name, _ in lines) + 4
     for name, value in lines:
-        wrapped = textwrap.wrap(value, max(console.width - indent, 20), break_on_hyphens=False) or [""]
+        wrapped = textwrap.wrap(harmless(value), max(console.width - indent, 20), break_on_hyphens=False) or [""]
         text = Text.assemble((f"{name:>{indent - 2}}", "bold"), "  ", f"\n{'':{indent}}".join(wrapped))
         console.print(text, soft_wrap=True)
 
@@ -76,7 +77,7 @@ def _show_figures(console: "Console", inspection: Inspection) -> None:
         console.print(Text("Classes", "bold"))
         most = figures.classes[0][1]
         for name, count in figures.classes[:20]:
-            console.print(Text(f"{name[:24]:>26} {_bar(count, most)}"))
+            console.print(Text(f"{visible(name[:24]):>26} {_bar(count, most)}"))
         if len(figures.classes) > 20:
             console.print(f"{'':>26} and {len(figures.classes) - 20} more")
     if figures.values:
@@ -132,7 +133,7 @@ def _show_row(console: "Console", inspection: Inspection, shown: Shown) -> None:
         table.add_row(*columns)
         console.print(table)
     if shown.view.label:
-        said = (f"{MARKS[0]}{shown.view.label}{MARKS[1]}", "" if plain else _LEARNED[0])
+        said = (f"{MARKS[0]}{visible(shown.view.label)}{MARKS[1]}", "" if plain else _LEARNED[0])
         console.print(Text.assemble("learned of the row: ", said))
 
 

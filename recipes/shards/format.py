@@ -112,7 +112,8 @@ def read_index(folder: Path) -> Index:
         values = {field.name: content[field.name] for field in fields(Index)}
         values["shards"] = tuple(Shard(**{f.name: shard[f.name] for f in fields(Shard)}) for shard in values["shards"])
         index = Index(**values | {"sources": tuple(values["sources"])})
-        consistent = index.dtype in DTYPES and all(
+        known = index.dtype in DTYPES and 0 <= index.eos_token_id < index.vocab_size
+        consistent = known and all(
             sum(getattr(shard, name) for shard in index.shards) == getattr(index, name)
             for name in ("tokens", "documents")
         )

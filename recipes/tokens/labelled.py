@@ -1,6 +1,7 @@
 """Tokens and targets of labelled text: a class, several labels or a value for a text, and a tag for each word."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -187,13 +188,20 @@ def checked_label(label: Label, problem: str) -> Label:
         raise UserError("objective.problem: multi-label takes rows whose label is a list, found one that is none")
     elif problem == "regression":
         try:  # text in a CSV file
-            value = float(label)  # type: ignore[arg-type]
+            value = _number(label)
         except (TypeError, ValueError):
             value = math.nan
         if not math.isfinite(value):
             raise UserError("objective.problem: regression takes rows whose label is a number, found one that is none")
         return value
     return label
+
+
+def _number(label: Label) -> float:
+    # Python alone takes `1_000` and digits of other scripts for numbers.
+    if isinstance(label, str) and not re.fullmatch(r"\s*[+-]?[0-9.]+([eE][+-]?[0-9]+)?\s*", label):
+        raise ValueError("no number")
+    return float(label)  # type: ignore[arg-type]
 
 
 # Words

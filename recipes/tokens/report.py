@@ -87,7 +87,8 @@ def mixed(parts: "Sequence[TokenizedData]", sizes: Sequence[int], rows_per_epoch
     for part in parts:
         report.add(part.report)
     shares = [count / size for count, size in zip(rows_per_epoch, sizes, strict=True)]
-    for name in ("rows_kept", "tokens", "supervised_tokens", "truncated", "stopped", "merged"):
+    scaled = ("rows_kept", "tokens", "supervised_tokens", "truncated", "stopped", "merged")
+    for name in (*scaled, "beginnings_cut", "pieces", "continued", "empty_pieces"):
         values = [getattr(part.report, name) for part in parts]
         setattr(report, name, round(sum(value * share for value, share in zip(values, shares, strict=True))))
     return TokenizedData(concatenate_datasets([part.dataset for part in parts]), report)

@@ -124,6 +124,7 @@ def test_a_held_out_label_that_training_does_not_have(tmp_path):
         ("a", "multi-label", "multi-label takes rows whose label is a list"),
         ([], "multi-label", "all training rows are without a label"),
         ("warm", "regression", "regression takes rows whose label is a number"),
+        ("1_000", "regression", "regression takes rows whose label is a number"),
     ],
 )
 def test_labels_that_do_not_fit_the_problem(tmp_path, label, problem, message):

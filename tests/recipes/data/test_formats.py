@@ -51,7 +51,7 @@ def test_formats_are_recognised_and_named(write):
         rows_of(write("tool.jsonl", [{"conversations": [*sharegpt[0]["conversations"][:1], {"from": "narrator"}]}]))
 
     splits = load_splits(section(write("m.jsonl", [{"messages": [{**m, "name": "x"} for m in CHAT], "prompt": "Hi"}])))
-    assert splits.train == [{"messages": CHAT}] and splits.report.ignored_columns == ["prompt"]
+    assert splits.train == [{"messages": CHAT}] and splits.report.ignored_columns == ["messages.name", "prompt"]
 
     chat = [{"prompt": CHAT[:1], "completion": CHAT[1:]}]
     splits = load_splits(section(write("pc.jsonl", chat)))
@@ -516,11 +516,28 @@ def test_a_margin_stays_beside_its_pair(write):
         rows_of(write("bad.jsonl", [row | {"margin": "much"}]))
     for text in ("NaN", "1e999", "-1e999", "1e30", "-1000001", "1" + "0" * 400):
         path = write("far.jsonl", json.dumps(row)[:-1] + f', "margin": {text}}}\n')
-        with pytest.raises(UserError, match=r"far\.jsonl.*(margin must be a finite number of at most 1,000,000|NaN)"):
+        with pytest.raises(
+            UserError, match=r"far\.jsonl.*(margin must be a finite number of at most 1,000,000|NaN|too large)"
+        ):
             rows_of(path)
 
 
 @pytest.mark.parametrize("label", ["1e999", "-1e999", "1" + "0" * 400])
 def test_a_label_that_is_no_finite_number_is_refused(write, label):
-    with pytest.raises(UserError, match=r"far\.jsonl, line 1: label is not a finite number"):
+    with pytest.raises(UserError, match=r"far\.jsonl, line 1: (label is not a finite number|a number is too large)"):
         rows_of(write("far.jsonl", f'{{"text": "a", "label": {label}}}\n'))
+
+
+def test_what_messages_hold_beside_is_told(write):
+    answer = CHAT[1] | {"citations": "Because.", "refusal": None, "audio": []}
+    asked = CHAT[0] | {"name": "bob"}
+    report = load_splits(section(write("a.jsonl", [{"messages": [asked, answer]}]))).report
+    assert report.ignored_columns == ["messages.citations", "messages.name"]
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "thought": "c"}]
+    report = load_splits(section(write("b.jsonl", [{"conversations": turns}]))).report
+    assert report.ignored_columns == ["conversations.thought"]
+    pair = {"prompt": [asked], "chosen": [answer], "rejected": [CHAT[1] | {"content": "No"}]}
+    report = load_splits(section(write("c.jsonl", [pair]))).report
+    assert report.ignored_columns == ["chosen.citations", "prompt.name"]
+    report = load_splits(section(write("d.jsonl", [{"prompt": [asked]}])), ("prompt",)).report
+    assert report.ignored_columns == ["prompt.name"]

@@ -16,6 +16,7 @@ def test_rows_stand_in_the_ratio_of_the_weights():
     assert Mixture([900, 100], [1, 1]).rows_per_epoch == [500, 500]
     assert Mixture([900, 100], [3, 1]).rows_per_epoch == [750, 250]
     assert Mixture([900, 100], [3, 1], epoch_rows=80).rows_per_epoch == [60, 20]
+    assert Mixture([900, 100], [1.5e308, 1.5e308]).rows_per_epoch == [500, 500]  # whose sum no number holds
     assert Mixture([1, 1, 1], [1, 1, 1], epoch_rows=4).rows_per_epoch == [2, 1, 1]
     assert Mixture([10, 20, 30], [0.2, 0.3, 0.5]).rows_per_epoch == [12, 18, 30]
 

@@ -217,3 +217,29 @@ def test_faults_are_told_with_a_row_of_another_format(write):
     first, second = str(error.value).split("\n")
     assert ", line 2: text must be text, found null" in first
     assert ", line 3: this row is prompt and completion, but" in second
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_number_beyond_all_numbers_is_not_made_infinite(write, name):
+    text = '{"prompt": "a", "answer": 1e999}'
+    path = write(name, f"[{text}]" if name == "a.json" else text)
+    with pytest.raises(UserError, match="line 1: a number is too large: store it as text"):
+        rows_of(path, ("prompt",))
+
+
+def test_a_terminal_does_not_obey_the_names_of_columns(write):
+    with pytest.raises(UserError, match="found the keys") as error:
+        rows_of(write("a.jsonl", '{"\\u001b[31mred\\n\\ud800": 1}'))
+    assert "found the keys \\x1b[31mred\\x0a\\xd800;" in str(error.value)
+
+
+def test_names_that_are_no_files(tmp_path):
+    loop = tmp_path / "loop.jsonl"
+    loop.symlink_to(loop)
+    with pytest.raises(
+        UserError, match=r"data\.source: cannot read .*loop\.jsonl: it is a link that leads back to itself"
+    ):
+        rows_of(str(loop))
+    for name in ("x" * 5000, "x" * 5000 + ".jsonl"):
+        with pytest.raises(UserError, match=r"data\.source: no file matches"):
+            rows_of(name)

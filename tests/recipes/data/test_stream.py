@@ -105,6 +105,15 @@ def test_a_source_that_changes_is_found(write, tmp_path):
     assert [row["text"] for row in load_splits(section(f"{code}:rows", streaming=True)).train] == ["0", "1", "2"]
 
 
+def test_a_source_that_gives_other_rows_is_found(write):
+    path = write("a.jsonl", pairs(10))
+    splits = load_splits(section(path, streaming=True))
+    assert list(splits.train) == list(splits.train) == pairs(10)
+    write("a.jsonl", [*pairs(9), {"prompt": "p", "completion": "c"}])
+    with pytest.raises(UserError, match=r"gives other rows to train on than when it was first read"):
+        list(splits.train)
+
+
 def test_the_digest_follows_rows_and_sides(write):
     path = write("a.jsonl", pairs(40))
     digest = load_splits(section(path, streaming=True, eval_fraction=0.2)).digest

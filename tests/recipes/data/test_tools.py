@@ -103,6 +103,14 @@ def test_no_tools_are_no_tools(write, nothing):
             r"messages\[1\]\.tool_calls\[0\]\.function\.arguments is text that is no JSON",
         ),
         (
+            {"messages": called(function={"name": "f", "arguments": '{"city": "hunter2", "city": "Rome"}'})},
+            r"function\.arguments is text that is no JSON: duplicate key: city",
+        ),
+        (
+            {"messages": called(function={"name": "f", "arguments": '{"days": 1e999}'})},
+            r"function\.arguments is text that is no JSON: a number is too large",
+        ),
+        (
             {"messages": called(function={"name": "f", "arguments": "[1]"})},
             r"function\.arguments must be an object, or one as JSON text, found a list",
         ),

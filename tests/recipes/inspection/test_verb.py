@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 import typer.testing
+from transformers import AutoTokenizer
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.inspection.pieces import Gap, pieces, visible
 from anyformer.recipes.inspection.show import show_data
+from anyformer.recipes.loading import load_recipe
+from anyformer.recipes.run import run_recipe
+from anyformer.recipes.shards import write_shards
 from anyformer.recipes.tokens.views import RowView, TokenSequence, document_starts, row_text
 from anyformer.scripts.cli import app
 
@@ -77,6 +81,19 @@ def test_json_alone(capsys):
     assert found["tokens"]["held_out"]["rows"] == 1
 
 
+def test_what_a_function_prints_is_no_figure(capsys):
+    Path("made.py").write_text("def rows():\n    print('noise')\n    yield {'prompt': 'one', 'completion': 'two'}\n")
+    show_data("r.yaml", ["data.source=made.py:rows"], as_json=True)
+    out, err = capsys.readouterr()
+    assert json.loads(out)["tokens"]["train"]["rows"] == 1 and "noise" in err
+
+
+def test_rows_that_are_split_are_counted(capsys):
+    split = ["train.max_length=8", "data.truncation=split", "data.source=rows.jsonl"]
+    show_data("r.yaml", split, rows=0)
+    assert "split into several; 0 cut; pieces of longer rows: " in " ".join(capsys.readouterr().out.split())
+
+
 def test_no_more_of_a_row_than_is_shown(capsys):
     show_data("r.yaml", rows=0)
     out = capsys.readouterr().out
@@ -125,6 +142,36 @@ def test_streams_and_weighted_sources(more, capsys):
     assert found["tokens"]["train"]["rows"] >= 5
     show_data("r.yaml", more)
     assert "Row 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("packing", ["blocks", "documents", "none"])
+def test_token_shards(packing, capsys, tiny_checkpoint):
+    Path("texts.jsonl").write_text("".join(json.dumps({"text": f"one two {n}"}) + "\n" for n in range(6)))
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    write_shards(["texts.jsonl"], Path("shards"), tokenizer, workers=1, shard_tokens=100)
+    Path("shards.yaml").write_text(
+        f"model: {{path: {tiny_checkpoint}}}\n"
+        "data: {source: shards, eval_fraction: 0}\n"
+        f"objective: {{kind: pretrain, packing: {packing}, max_length: 16}}\n"
+    )
+    show_data("shards.yaml", html=Path("page.html"))
+    assert "<|im_end|>⟧" in capsys.readouterr().out and "two" in Path("page.html").read_text()
+
+
+def test_labels_do_not_steer_the_terminal(capsys):
+    Path("labels.jsonl").write_text(
+        "".join(json.dumps({"text": n, "label": n}) + "\n" for n in ("\x1b[31m", "a", "a "))
+    )
+    Path("labels.yaml").write_text(
+        Path("r.yaml").read_text().split("data:")[0]
+        + "data: {source: labels.jsonl, eval_fraction: 0}\nobjective: {kind: classify}\n"
+    )
+    show_data("labels.yaml")
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "⟦‹U+001B›[31m⟧" in out and "⟦a⟧" in out and "a· █" in out
+    run_recipe(load_recipe("labels.yaml"), dry_run=True)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "‹U+001B›[31m" in out
 
 
 # Tokens

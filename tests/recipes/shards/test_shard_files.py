@@ -220,10 +220,11 @@ def test_a_flipped_bit_is_found_by_verification(shards_of, name):
         (lambda text: text[:50], "index.json: is damaged: no JSON"),
         (lambda text: text.replace('"version": 1', '"version": 2'), "version 2 of the format; this program reads 1"),
         (lambda text: text.replace('"eos_token_id"', '"eos"'), "is damaged: 'eos_token_id'"),
+        (lambda text: text.replace('"eos_token_id": ', '"eos_token_id": 9999'), "its figures do not add up"),
         (lambda text: text.replace('"documents": 44', '"documents": 45', 1), "its figures do not add up"),
         (lambda text: text.replace("anyformer-tokens", "other"), "its format is not 'anyformer-tokens'"),
     ],
-    ids=["cut", "version", "key", "sum", "format"],
+    ids=["cut", "version", "key", "end token", "sum", "format"],
 )
 def test_a_damaged_index_is_refused(shards_of, change, said):
     path = shards_of(TEXTS).folder / "index.json"

@@ -8,6 +8,7 @@ from tuning import chat_pair, message
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.tokens.plain_text import tokenize_documents
 from anyformer.recipes.tokens.preferences import tokenize_labelled, tokenize_pairs
+from anyformer.recipes.tokens.report import TokenizationReport, TokenizedData, mixed
 from anyformer.recipes.tokens.supervised import tokenize_rows
 from anyformer.recipes.tokens.truncation import pieces
 
@@ -156,3 +157,26 @@ def test_texts_that_are_not_packed(truncation):
         predicted = [label for row in data["labels"][1:] for label in row[1:]]
         assert predicted == long[1:] and all(row[0] == -100 for row in data["labels"])
         assert (report.pieces, report.continued, report.stopped) == (len(rest), len(rest) - 1, 2)
+
+
+def test_pieces_of_sources_with_weights_are_those_of_an_epoch():
+    from datasets import Dataset
+
+    parts = [
+        TokenizedData(
+            Dataset.from_dict({"input_ids": [[1]] * rows}),
+            TokenizationReport(
+                rows_kept=rows,
+                pieces=rows,
+                continued=rows // 2,
+                empty_pieces=2,
+                truncated=2,
+                beginnings_cut=2,
+                stopped=2,
+            ),
+        )
+        for rows in (4, 8)
+    ]
+    report = mixed(parts, [4, 8], [8, 4]).report  # twice the first, half of the second
+    assert (report.rows_kept, report.pieces, report.continued, report.empty_pieces) == (12, 12, 6, 5)
+    assert (report.truncated, report.beginnings_cut, report.stopped) == (5, 5, 5)
