@@ -17,6 +17,8 @@ SHOWN = {
     "grad_norm": ("gradient norm", ".2f"),
     "learning_rate": ("learning rate", ".1e"),
 }
+# What TRL's trainers and transformers' call the tokens that were seen.
+COUNTED = ("num_tokens", "num_input_tokens_seen")
 
 
 class TrainingProgress(ProgressCallback):
@@ -37,8 +39,9 @@ class TrainingProgress(ProgressCallback):
         if not state.is_world_process_zero or self.training_bar is None:
             return
         parts = [f"{name} {float(logs[key]):{form}}" for key, (name, form) in SHOWN.items() if key in logs]
-        if "loss" in logs and "num_tokens" in logs:
-            now, tokens = time.monotonic(), float(logs["num_tokens"])
+        counts = [float(logs[key]) for key in COUNTED if key in logs]
+        if "loss" in logs and counts:
+            now, tokens = time.monotonic(), counts[0]
             then, counted = self.before
             # After a resume the count starts above zero: the first interval says nothing.
             if counted or state.global_step <= args.logging_steps:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from .base import Objective, Row
-from .trainers import library_trainer
+from .trainers import at_each_epoch, library_trainer
 
 if TYPE_CHECKING:
     from ..data import Splits
@@ -181,8 +181,6 @@ class MaskedLanguageModel(Objective):
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Trainer
 
-        from ..tokens.masking import count_epochs
-
         trainer = library_trainer(
             Trainer,
             model,
@@ -193,7 +191,8 @@ class MaskedLanguageModel(Objective):
             data_collator=self.masking,
             processing_class=self.tokenizer,
         )
-        count_epochs(trainer, self.masking)
+        # Other tokens are hidden in each epoch (dynamic masking: RoBERTa, arXiv:1907.11692, sec. 4.1).
+        at_each_epoch(trainer, self.masking.epoch.fill_)
         return trainer
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:

@@ -78,8 +78,6 @@ def trainer_class() -> Any:
     from trl import SFTTrainer
 
     class Trainer(SFTTrainer):
-        tokens_seen = 0
-
         def compute_loss(
             self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
         ) -> Any:
@@ -93,14 +91,6 @@ def trainer_class() -> Any:
             loss = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch).loss
             if self.args.average_tokens_across_devices:  # the items are those of all processes, gradients a mean
                 loss = loss * (self.accelerator.num_processes // self.get_tp_size())
-            mask = inputs.get("attention_mask")
-            self.tokens_seen += inputs["input_ids"].numel() if mask is None else int(mask.sum())
             return loss
-
-        def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-            held: Any = self.model
-            if held.training and self.tokens_seen:
-                logs["num_tokens"] = self.tokens_seen
-            super().log(logs, start_time)
 
     return Trainer

@@ -1,7 +1,7 @@
 """What the trainers of all objectives have in common."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ def built(trainer_class: Any, model: Any, arguments: Any, *, rows: "TrainingRows
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     from ..progress import TrainingProgress
-    from ..tokens.packing import follow_epochs
 
     if arguments.eval_strategy == "no":
         options.pop("eval_dataset", None)
@@ -39,8 +38,19 @@ def built(trainer_class: Any, model: Any, arguments: Any, *, rows: "TrainingRows
     trainer.add_callback(TrainingProgress)
     if rows is not None:
         trainer.train_dataset = rows
-        follow_epochs(trainer, rows)
+        at_each_epoch(trainer, rows.set_epoch)
     return trainer
+
+
+def at_each_epoch(trainer: Any, begin: "Callable[[int], Any]") -> None:
+    """Call with the number of each epoch when it begins, also of the one that a resumed run goes on with."""
+    from transformers import TrainerCallback
+
+    class AtEachEpoch(TrainerCallback):
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            begin(int(state.epoch or 0))
+
+    trainer.add_callback(AtEachEpoch())
 
 
 def library_trainer(trainer_class: Any, model: Any, arguments: Any, *, adapter: Any, **options: Any) -> Any:

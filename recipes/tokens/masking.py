@@ -94,17 +94,6 @@ def word_offsets(words: Sequence[int]) -> list[tuple[int, int]]:
     return offsets
 
 
-def count_epochs(trainer: Any, masking: Masking) -> None:
-    """Let each epoch hide other tokens (dynamic masking: RoBERTa, arXiv:1907.11692, sec. 4.1), also after a resume."""
-    from transformers import TrainerCallback
-
-    class CountEpochs(TrainerCallback):
-        def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            masking.epoch.fill_(int(state.epoch or 0))
-
-    trainer.add_callback(CountEpochs())
-
-
 def masked_figures(model: Any, dataset: Any, *, pad_token_id: int, batch_size: int) -> dict[str, float]:
     """Cross-entropy in nats and accuracy over the hidden tokens of rows that are masked already.
 

@@ -144,14 +144,3 @@ def joiner_of_pairs(start: int) -> Callable[[Sequence[dict[str, Any]]], dict[str
 
 _SOURCE = ("input_ids", "position_ids")
 _TARGET = ("labels", "decoder_input_ids", "decoder_position_ids", "decoder_attention_mask")
-
-
-def follow_epochs(trainer: Any, rows: TrainingRows) -> None:
-    """Let the trainer's epochs be those of its rows, also after a resume."""
-    from transformers import TrainerCallback
-
-    class FollowEpochs(TrainerCallback):
-        def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            rows.set_epoch(int(state.epoch or 0))
-
-    trainer.add_callback(FollowEpochs())
