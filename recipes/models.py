@@ -116,10 +116,14 @@ def read_tokenizer(path: str, *, revision: str | None = None, trust_remote_code:
     if path.endswith(".gguf"):
         arguments["gguf_file"] = Path(path).name
         where = str(Path(path).parent)
+    here = Path(where).expanduser().exists()
+    if not here and where.startswith((".", "/", "~")):
+        raise UserError(f"no tokenizer can be read from {path!r}: there is no such file or folder")
     try:
         return AutoTokenizer.from_pretrained(where, **arguments)
     except Exception as error:  # the library raises a dozen kinds, down to bare Exception from its Rust part
-        raise UserError(f"no tokenizer can be read from {path!r}: {_first_line(error)}") from error
+        asked = "" if here else "there is no such folder, and of the Hub: "
+        raise UserError(f"no tokenizer can be read from {path!r}: {asked}{_first_line(error)}") from error
 
 
 def holds_tokenizer(path: str) -> bool:

@@ -231,8 +231,8 @@ def parse_json(text: str) -> Any:
 
 
 def _broken(error: json.JSONDecodeError) -> str:
-    # What stands before the colon is the json module's own; after it may come a piece of the row.
-    return f"broken JSON at column {error.colno}: {error.msg.split(':')[0]}"
+    # What stands before a colon and a space is the json module's own; after it may come a piece of the row.
+    return f"broken JSON at column {error.colno}: {error.msg.split(': ')[0]}"
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

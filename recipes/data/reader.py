@@ -343,6 +343,8 @@ class _Faults:
             return
         lines = self._lines()
         skip = f"({self.source.setting_of('on_bad_row')}: skip leaves such rows out.)"
+        if not any(line for places in self.found.values() for _, line in places):  # whole files, as empty ones
+            raise UserError("\n".join(lines))
         if len(self) == _TOLD:
             lines.append(f"Reading stopped at the {_TOLD}th unusable row; there may be more. {skip}")
         else:

@@ -56,7 +56,7 @@ def _tiles(inspection: Inspection) -> list[tuple[str, str, str]]:
     """(figure, what it is, whether it is good to know or alarming) of the most telling figures."""
     train, found = inspection.train, inspection.repeats
     tiles = [
-        (number(train.rows), "rows to train on", ""),
+        (number(train.rows), "packed rows to train on" if train.documents else "rows to train on", ""),
         (number(inspection.held_out.rows if inspection.held_out else 0), "rows held out", ""),
         (number(inspection.tokens), "tokens", ""),
     ]

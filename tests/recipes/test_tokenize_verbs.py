@@ -99,7 +99,10 @@ def test_verification_by_itself(tmp_path, source):
         (("tokenize", "SOURCE"), "name the texts and then the folder to write"),
         (("tokenizer", "SOURCE"), "name the texts and then the folder to write"),
         (("tokenize", "SOURCE", "OUT"), "--tokenizer is missing"),
-        (("tokenize", "SOURCE", "OUT", "--tokenizer", "/nowhere"), "no tokenizer can be read from '/nowhere'"),
+        (
+            ("tokenize", "SOURCE", "OUT", "--tokenizer", "/nowhere"),
+            "no tokenizer can be read from '/nowhere': there is no such file",
+        ),
         (
             ("tokenize", "SOURCE", "OUT", "--tokenizer", "builtin:bytes"),
             r"line 1: has no column 'text' \(--column\): found",

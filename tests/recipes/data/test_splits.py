@@ -104,7 +104,7 @@ def test_csv_longer_than_the_modules_default_limit(write):
         (b"prompt,prompt\na,b\n", r"line 1: the header names a column twice: prompt"),
         (b"prompt,completion\na,\n", r"line 2: completion is empty"),
         (b"prompt,completion\n", r"the file is empty"),
-        (b"", r"the file is empty"),
+        (b"", r"the file is empty: it holds no rows\.$"),  # nothing to leave out
     ],
 )
 def test_csv_faults(write, content, reason):
@@ -173,7 +173,8 @@ def test_sources(write, tmp_path):
     [
         (b'{"prompt": "hunter2 caf\xe9", "completion": "x"}', r"byte 0xe9 at byte 24 of the line is not UTF-8"),
         (b'{"prompt": "hunter2", "completion": x}', r"broken JSON at column 37: Expecting value"),
-        (b'{"prompt": "hunter2", "completion": "x"', r"broken JSON at column 40: Expecting"),
+        (b'{"prompt": "hunter2", "completion": "x"', r"broken JSON at column 40: Expecting ',' delimiter"),
+        (b'{"prompt" "hunter2", "completion": "x"}', r"broken JSON at column 11: Expecting ':' delimiter"),
         (b'{"prompt": "a\\hunter2", "completion": "x"}', r"broken JSON at column 14: Invalid"),
         (b'{"prompt": "hunter2", "prompt": "b", "completion": "x"}', r"duplicate key: prompt"),
         (b'{"prompt": "hunter2", "completion": "x", "score": NaN}', r"NaN is not JSON"),
