@@ -60,10 +60,14 @@ class Record:
 
 
 class RunFolder:
-    """Reads and writes what a run keeps; nothing of an earlier run is lost unless the user says so."""
+    """Reads and writes what a run keeps; nothing of an earlier run is lost unless the user says so.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        writes: of several processes only the first one writes.
+    """
+
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -115,6 +119,8 @@ class RunFolder:
         Raises:
             UserError: the folder cannot be written.
         """
+        if not self.writes:
+            return
         try:
             if not resume:
                 self.clear()
@@ -166,6 +172,8 @@ class RunFolder:
 
     def update_metrics(self, **values: Any) -> dict[str, Any]:
         """Add to metrics.json and return all of it."""
+        if not self.writes:
+            return self.metrics | values
         return Record(self.path / METRICS).update(**values)
 
 
