@@ -471,6 +471,8 @@ def check_spread(recipe: Recipe) -> None:
     UserError: what the recipe trains cannot be spread over processes as asked.
     """
     strategy, kind = current().strategy, recipe.adapter.kind
+    if strategy in ("fsdp2", "tp", "deepspeed") and kind in SOFT_PROMPTS:
+        raise UserError(f"--launch {strategy} splits weights, and a soft prompt is read as a whole: use ddp")
     if strategy == "tp" and (kind != "none" or recipe.model.quantization is not None):
         raise UserError(f"--launch tp trains whole weights, and the recipe has adapter.kind {kind}: use ddp or fsdp2")
 

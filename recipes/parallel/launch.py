@@ -30,6 +30,7 @@ def launch(strategy: str, processes: int | None, arguments: Sequence[str], port:
         raise UserError(f"--launch {strategy}: no such strategy; there are {', '.join(STRATEGIES)}")
     count = _processes(strategy, processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(_cores() // count, 1)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of parameters that are all used
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process that failed has said why
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException

@@ -55,6 +55,13 @@ def whole_tensor(tensor: Any) -> Any:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def own_part(tensor: Any) -> Any:
+    """What this process has of a tensor."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def plain_class(model: Any) -> Any:
     """The class of a model as it was before FSDP2 put a class of its own on top."""
     from torch.distributed.fsdp import FSDPModule

@@ -32,6 +32,7 @@ def begun(parallel: Parallel) -> Iterator[Parallel]:
     """
     global _current
     before, _current = _current, parallel
+    environment = dict(os.environ)
     try:
         if parallel.processes > 1:
             _join(parallel)
@@ -42,6 +43,8 @@ def begun(parallel: Parallel) -> Iterator[Parallel]:
         raise
     finally:
         _current = before
+        os.environ.clear()
+        os.environ.update(environment)
 
 
 def _join(parallel: Parallel) -> None:
