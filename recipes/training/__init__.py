@@ -7,7 +7,7 @@ from typing import Any
 @functools.cache
 def extended(trainer_class: Any) -> Any:
     """A library's trainer class with this suite's parts in front of it."""
+    from ..parallel.checkpoints import AnyLayout
     from ..parallel.order import SameOrder
-    from ..parallel.tensor import TensorParallel
 
-    return type(trainer_class.__name__, (SameOrder, TensorParallel, trainer_class), {})
+    return type(trainer_class.__name__, (SameOrder, AnyLayout, trainer_class), {})
