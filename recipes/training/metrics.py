@@ -161,6 +161,9 @@ class Meter(TrainerCallback):
         if control.should_save:
             self.gather(state)
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.gather(state)  # the steps behind the last log
+
     def _close(self) -> None:
         if self.began is not None and self.ended is not None:
             self.seconds += self.ended - self.began
