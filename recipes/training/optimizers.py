@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...modeling.counting import part_of
 from ..errors import UserError
 from ..objectives.preference import plain_model
 
@@ -110,9 +111,8 @@ def muon_parameters(model: nn.Module) -> list[nn.Parameter]:
     held: Any = plain_model(model)
     body: Any = getattr(held, "base_model", held)
     tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
-    norms = {id(p) for n, m in model.named_modules() if "norm" in n.split(".")[-1] for p in m.parameters(recurse=False)}
-    inside = (p for n, p in body.named_parameters() if p.ndim == 2 and not n.endswith("bias"))
-    return [p for p in inside if p.requires_grad and id(p) not in tables | norms]
+    inside = ((n, p) for n, p in body.named_parameters() if p.ndim == 2 and p.requires_grad and id(p) not in tables)
+    return [p for n, p in inside if part_of(n) not in ("embeddings", "norms") and not n.endswith("bias")]
 
 
 def muon_settings(optim_args: str | None, learning_rate: float) -> dict[str, Any]:
