@@ -1,4 +1,4 @@
-"""What a run adds to the trainers of all objectives: mixins that stand before the library's class."""
+"""What this suite adds to the trainers of transformers and TRL, each a part of its own."""
 
 import functools
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 
 @functools.cache
 def extended(trainer_class: Any) -> Any:
-    """A trainer's class with all mixins of this package; of the same name, which libraries look at."""
+    """A library's trainer class with this suite's parts in front of it."""
+    from ..parallel.checkpoints import AnyLayout
+    from ..parallel.order import SameOrder
     from .metrics import Metered
     from .optimizers import Optimizing
 
-    mixins = (Metered, Optimizing)
-    return type(trainer_class.__name__, (*mixins, trainer_class), {"__doc__": trainer_class.__doc__})
+    return type(trainer_class.__name__, (Metered, Optimizing, SameOrder, AnyLayout, trainer_class), {})

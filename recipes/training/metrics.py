@@ -281,7 +281,8 @@ class Metered:
 
 def lengths_of(batch: Mapping[str, Any], *, both_sides: bool) -> tuple[Any, Any, Any] | None:
     """Lengths of the rows of a batch without padding, as three tensors [rows]: of the target, of the source (0 but for
-    an encoder-decoder), and the places whose logits are learned from; None where there are no rows of tokens."""
+    an encoder-decoder), and the places whose logits are learned from; None where there are no rows of tokens. A row
+    without a label, as it fills the last batch of several processes, has length 0."""
     masks = [batch[name] for name in MASKS if isinstance(batch.get(name), torch.Tensor) and batch[name].dim() == 2]
     labels = batch.get("labels")
     if not masks:
@@ -294,7 +295,8 @@ def lengths_of(batch: Mapping[str, Any], *, both_sides: bool) -> tuple[Any, Any,
     learned = isinstance(labels, torch.Tensor) and labels.dim() == 2 and len(labels) == len(read)
     if not both_sides:
         # A decoder predicts none of the first tokens, an encoder may: one place of a row in a long text.
-        return read, torch.zeros_like(read), _sums([labels != IGNORED]) if learned else read
+        logits = _sums([labels != IGNORED]) if learned else read
+        return read * (logits > 0), torch.zeros_like(read), logits
     own = batch.get("decoder_attention_mask")
     if isinstance(own, torch.Tensor) and own.dim() == 2:
         target = _sums([own])
@@ -302,7 +304,8 @@ def lengths_of(batch: Mapping[str, Any], *, both_sides: bool) -> tuple[Any, Any,
         target = _sums([labels != IGNORED])
     else:
         return None
-    return target, read, _sums([labels != IGNORED]) if learned else target
+    logits = _sums([labels != IGNORED]) if learned else target
+    return target * (logits > 0), read * (logits > 0), logits
 
 
 def _sums(masks: Sequence[Any]) -> Any:
