@@ -286,3 +286,26 @@ def test_what_is_not_known_is_refused_before_weights_are_loaded(recipe):
         run_recipe(recipe("train.report_to=wnadb"), dry_run=True)
     with pytest.raises(UserError, match=r"train.report_to: swanlab is not installed: pip install swanlab"):
         run_recipe(recipe("train.report_to=swanlab"), dry_run=True)
+
+
+# Objectives
+
+
+@pytest.mark.parametrize(
+    "kind", ["pretrain", "mlm", "seq2seq", "classify", "dpo", "orpo", "reward", "kto", "ppo", "grpo"]
+)
+def test_each_objective_is_measured(kind, tmp_path, tiny_checkpoint, tiny_bert):
+    from small_recipes import SMALL, folders, write_small
+
+    from anyformer.recipes.loading import load_recipe
+
+    path = write_small(SMALL / f"{kind}.yaml", tmp_path / f"{kind}.yaml", folders(tiny_checkpoint, tiny_bert))
+    options = ["train.max_steps=2", "train.logging_steps=1", "train.save_strategy=no", "eval.samples=0"]
+    options += [f"train.output_dir={tmp_path / 'run'}", "eval.before=false", "logging.peak_tflops=0.5"]
+    folder = run_recipe(load_recipe(path, options))
+    rows = [row for row in rows_of(folder / "metrics.csv") if row["loss"]]
+    assert [row["step"] for row in rows] == ["1", "2"]
+    assert all(float(row["tokens_per_second"]) > 0 and 0 <= float(row["data_wait"]) < 1 for row in rows)
+    assert int(float(rows[0]["tokens"])) < int(float(rows[1]["tokens"]))
+    # Of policies a step is mostly sampling: nothing that a pass over the batch could be a share of.
+    assert all(bool(row["mfu"]) is (kind not in ("ppo", "grpo")) for row in rows)
