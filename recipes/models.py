@@ -34,6 +34,7 @@ FREE_FIELDS = {
     "router_bias_update_rate",
     "router_z_loss_coef",
     "use_cache",
+    "z_loss_coef",
 }
 # One of these stands in a folder that has a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")

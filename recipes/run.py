@@ -18,7 +18,7 @@ from .models import hub_id
 from .parallel.limits import check_spread
 from .parallel.world import current, main_first, wait
 from .prepare import Prepared, prepare
-from .run_folder import ADAPTER, RunFolder, holds_last_step
+from .run_folder import ADAPTER, FIGURES, RunFolder, holds_last_step
 from .schema import Recipe
 
 if TYPE_CHECKING:
@@ -129,13 +129,14 @@ class _Run:
         after, sharded = self.measure(trained, "after"), is_sharded(trained)
         self.save(trained)
         self.objective.save_extra(trainer, self.folder.path)
+        took = {"seconds": time.monotonic() - self.started, **result.metrics, **trainer.meter.summary()}
         metrics = self.folder.update_metrics(
             **after,
             measured={"shown": self.objective.shown, "higher_is_better": self.objective.higher_is_better},
             plan=self.prepared.plan.as_dict(),
             adapter=self.prepared.adapter.as_dict(),
             data=_data_metrics(self.prepared),
-            training={"seconds": time.monotonic() - self.started, **result.metrics},
+            training=took,
             history=trainer.state.log_history,
             parallel=asdict(current()),
             versions=_versions(),
@@ -253,11 +254,14 @@ class _Run:
         from .objectives.trainers import take_over
         from .parallel.in_force import InForce
         from .report import check_finite
+        from .training.metrics import metered
 
         held_out = self.prepared.held_out.dataset if self.prepared.held_out else None
         watch = Watch(model, self.prepared.adapter)
         trainer = self.objective.trainer(model, self.prepared.train.dataset, held_out, adapter)
         use_lora_plus(trainer, self.recipe.adapter)
+        peak = self.recipe.logging.peak_tflops
+        metered(trainer, self.objective, self.prepared.plan, peak_tflops=peak, file=self.folder.path / FIGURES)
         watch.begin(trainer)
         checkpoint = self.folder.checkpoints[-1] if resume else None
         trainer.add_callback(FlightChecks(checkpoint, self.warn, not self.objective.samples_its_data))

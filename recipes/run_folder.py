@@ -10,6 +10,7 @@ from typing import Any
 from .errors import UserError
 
 RECIPE, METRICS = "recipe.yaml", "metrics.json"
+FIGURES = "metrics.csv"
 ADAPTER = "adapter"
 # Made with the folder: only what has it is ever replaced.
 MARKER = ".anyformer-run"
