@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .adapters.bases import check_base_can_be_named, check_published_base, keeps_adapter, other_base, published_base
 from .adapters.saved import SOFT_PROMPTS
+from .arguments import rows_a_step
 from .console import make_console, show_next, show_plan, show_result
 from .errors import UserError
 from .models import hub_id
@@ -73,9 +74,11 @@ def run_recipe(
                 f"the rows differ from those that {folder.path} was started with: data.source or data.eval_source has "
                 "changed. Restore the files, or start another run with train.output_dir=…"
             )
+        rows = rows_a_step(prepared.arguments)
+        check_rows_a_step(folder, rows, resume=resume)
         # Only now is an earlier run replaced: all that can be refused beforehand has not been.
         folder.open(recipe.to_yaml(), resume=resume)
-        folder.update_metrics(data_digest=digest)
+        folder.update_metrics(data_digest=digest, rows_a_step=rows)
         wait()
         _Run(recipe, prepared, folder, console, next_steps=next_steps).execute(resume=resume, check=check)
     return folder.path
@@ -481,6 +484,18 @@ def check_inputs_survive(recipe: Recipe, folder: Path) -> None:
                 f"train.output_dir {folder} lies in the folder {name}, all of which is read as data, also what the run "
                 "writes: choose another folder, or a glob such as '*.jsonl'"
             )
+
+
+def check_rows_a_step(folder: RunFolder, rows: int, *, resume: bool) -> None:
+    """Raises:
+    UserError: a run goes on with other rows a step, as with more processes of as many rows each.
+    """
+    before = folder.metrics.get("rows_a_step", rows) if resume else rows
+    if before != rows:
+        raise UserError(
+            f"{folder.path} was started with {before} rows a step, now it is {rows}: a resumed run must train the "
+            f"same. Set train.global_batch_size: {before}, which any number of processes shares"
+        )
 
 
 def gets_its_part_later(recipe: Recipe) -> bool:

@@ -25,6 +25,10 @@ RESUMABLE = {
     "eval_steps",
     "eval_strategy",
     "per_device_eval_batch_size",
+    # How a step's rows are shared; their number is compared by itself, see `run.check_rows_a_step`.
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "global_batch_size",
     "report_to",
     "run_name",
     "disable_tqdm",
