@@ -132,7 +132,7 @@ def _check_recipes(pipeline: Pipeline) -> None:
 
 
 def _work_to_do(pipeline: Pipeline, record: Record, *, resume: bool, overwrite: bool) -> dict[str, Work]:
-    """What is to be done with each stage, as its folder stands; nothing is changed.
+    """What is to be done with each stage, as its folder stands; nothing is changed but what a kill left unfinished.
 
     Raises:
         UserError: folders that hold something else, or runs that may neither be gone on with nor replaced.
@@ -167,6 +167,7 @@ def _resumption(pipeline: Pipeline, record: Record) -> dict[str, Work]:
     work: dict[str, Work] = {}
     for stage in pipeline.stages:
         folder = RunFolder(stage.folder)
+        folder.recover()
         if folder.finished:
             work[stage.name] = "skip"
         else:

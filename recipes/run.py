@@ -1,7 +1,6 @@
 """A run from recipe to result: plan, load, measure, train, merge, measure, save, open again, push."""
 
 import copy
-import errno
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .adapters.bases import check_base_can_be_named, check_published_base, keeps_adapter, other_base, published_base
 from .adapters.saved import SOFT_PROMPTS
 from .console import make_console, show_next, show_plan, show_result
+from .disk import write_fault
 from .errors import UserError
 from .models import hub_id
 from .prepare import Prepared, prepare
@@ -39,7 +39,7 @@ def run_recipe(
     """Run a recipe and return the run folder.
 
     Args:
-        resume: go on from the newest checkpoint in the run folder.
+        resume: go on from the newest checkpoint in the run folder; without one, begin.
         overwrite: replace a run that the folder holds.
         dry_run: stop after the plan; nothing is written and no weight is loaded.
         check: make the costly checks of `flight_checks` too, before the first step.
@@ -49,13 +49,18 @@ def run_recipe(
         UserError: whatever the user can mend; found before training wherever the facts allow.
     """
     console = make_console(recipe)
-    folder = RunFolder(Path(recipe.train["output_dir"]).expanduser())
+    folder, asked = RunFolder(Path(recipe.train["output_dir"]).expanduser()), resume
     check_base_can_be_named(recipe)
     check_inputs_survive(recipe, folder.path)
     if not dry_run:
+        if resume:
+            folder.recover()
         folder.check(recipe.to_yaml(), resume=resume, overwrite=overwrite)
         check_repository(recipe)
-    with faults_told():
+        if resume and not folder.checkpoints:
+            console.print(f"{folder.path} holds no checkpoint yet: the run begins at its first step.", markup=False)
+            resume = False
+    with faults_told(folder.path):
         prepared = prepare(recipe)
         show_plan(console, prepared)
         if dry_run:
@@ -68,18 +73,21 @@ def run_recipe(
                 "changed. Restore the files, or start another run with train.output_dir=…"
             )
         # Only now is an earlier run replaced: all that can be refused beforehand has not been.
-        folder.open(recipe.to_yaml(), resume=resume)
+        folder.open(recipe.to_yaml(), resume=resume, keep=asked)
         folder.update_metrics(data_digest=digest)
         _Run(recipe, prepared, folder, console, next_steps=next_steps).execute(resume=resume, check=check)
     return folder.path
 
 
 @contextmanager
-def faults_told() -> Iterator[None]:
+def faults_told(folder: Path | None = None) -> Iterator[None]:
     """Faults of a model or of the machine in the user's terms.
 
+    Args:
+        folder: that is written into.
+
     Raises:
-        UserError: a model that cannot be converted, or a device without room.
+        UserError: a model that cannot be converted, a device without room, or a disk that cannot be written.
     """
     import torch
 
@@ -89,6 +97,11 @@ def faults_told() -> Iterator[None]:
         yield
     except ConversionError as error:
         raise UserError(str(error)) from error
+    except OSError as error:
+        if not (reason := write_fault(error)):
+            raise
+        place = error.filename or folder or "a file"
+        raise UserError(f"{place} cannot be written: {reason}. Mend it, then go on with --resume") from error
     except torch.OutOfMemoryError as error:
         raise UserError(
             "the memory of the device is full. Lower train.per_device_train_batch_size or train.max_length, or set "
@@ -225,18 +238,19 @@ class _Run:
         from .flight_checks import FlightChecks
         from .objectives.trainers import take_over
         from .report import check_finite
+        from .training.processes import of_first_process
 
         held_out = self.prepared.held_out.dataset if self.prepared.held_out else None
         watch = Watch(model, self.prepared.adapter)
         trainer = self.objective.trainer(model, self.prepared.train.dataset, held_out, adapter)
         use_lora_plus(trainer, self.recipe.adapter)
         watch.begin(trainer)
-        checkpoint = self.folder.checkpoints[-1] if resume else None
+        checkpoint, broken = of_first_process(self.folder.newest_checkpoint) if resume else (None, [])
         trainer.add_callback(FlightChecks(checkpoint, self.warn, not self.objective.samples_its_data))
         if check:
             self.check(trainer)
-        for broken, part in self.folder.broken_checkpoints if resume else ():
-            self.warn(f"{broken.name} is passed over: {part}")
+        for passed_over, part in broken:
+            self.warn(f"{passed_over.name} is passed over: {part}")
         try:
             if checkpoint and holds_last_step(checkpoint):
                 result = take_over(trainer, checkpoint)
@@ -246,10 +260,6 @@ class _Run:
             if saved := self.folder.checkpoints:
                 self.console.print(f"\nStopped. The same command with --resume goes on from {saved[-1].name}.")
             raise
-        except (OSError, RuntimeError) as error:
-            if not _is_full_disk(error):
-                raise
-            raise UserError(f"the disk of {self.folder.path} is full. Make room, then go on with --resume") from error
         check_finite(result.training_loss, "the training loss")
         watch.check(trainer, self.objective.unmoved)
         check_weights(trainer.model)
@@ -319,8 +329,15 @@ class _Run:
             else:
                 model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{folder} cannot be written: {error}. The checkpoints in it are kept") from error
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if not (reason := write_fault(error)):
+                raise
+            for path in folder.glob("*.safetensors"):  # cut short, and in the way of whoever makes room
+                path.unlink(missing_ok=True)
+            raise UserError(
+                f"the result cannot be written into {folder}: {reason}. The checkpoints in it are kept: mend it, then "
+                "go on with --resume"
+            ) from error
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Curves and model card."""
@@ -421,13 +438,6 @@ def check_repository(recipe: Recipe) -> None:
         from .hub import check_push
 
         check_push(recipe.hub.repo, private=recipe.hub.private, revision=recipe.hub.revision)
-
-
-def _is_full_disk(error: BaseException) -> bool:
-    """Whether a write failed for want of room; torch wraps it in a RuntimeError of its own."""
-    text = str(error)
-    marks = ("No space left", "PytorchStreamWriter", "file write failed", "File too large")
-    return getattr(error, "errno", None) == errno.ENOSPC or any(mark in text for mark in marks)
 
 
 def _data_metrics(prepared: Prepared) -> dict[str, Any]:

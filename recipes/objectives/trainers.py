@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def built(trainer_class: Any, model: Any, arguments: Any, *, rows: "TrainingRows | None" = None, **options: Any) -> Any:
-    """A seeded trainer with this suite's progress line; an adapter among the options is attached in it.
+    """A seeded trainer with this suite's progress line, checkpoints and ends.
+
+    An adapter among the options is attached in it.
 
     Args:
         rows: what is trained on in place of the option `train_dataset`, which some trainers must see first.
@@ -25,12 +27,13 @@ def built(trainer_class: Any, model: Any, arguments: Any, *, rows: "TrainingRows
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     from ..progress import TrainingProgress
+    from ..training import extended
 
     if arguments.eval_strategy == "no":
         options.pop("eval_dataset", None)
     set_seed(arguments.seed)
     try:
-        trainer = trainer_class(model=model, args=arguments, **options)
+        trainer = extended(trainer_class)(model=model, args=arguments, **options)
     except (ValueError, TypeError, ImportError, RuntimeError, AttributeError, IndexError, KeyError) as error:
         raise UserError(f"train: the trainer refuses these settings: {error}") from error
     trainer.remove_callback(PrinterCallback)
@@ -121,8 +124,11 @@ def take_over(trainer: Any, checkpoint: Path) -> Any:
     from transformers.trainer_callback import TrainerState
     from transformers.trainer_utils import TrainOutput
 
+    from ..training.checkpoints import best_beside
+
     trainer._load_from_checkpoint(str(checkpoint))
     trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    trainer.state.best_model_checkpoint = best_beside(checkpoint, trainer.state)
     if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
         trainer._load_best_model()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
