@@ -26,7 +26,10 @@ def rows_of_batch(trainer: Any, micro_batch: int) -> list[int] | None:
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
     found = next(islice(iter(batches), update * accumulated + micro_batch, None), None)
-    return None if found is None else _documents(trainer.train_dataset, [int(index) for index in found])
+    if found is None:
+        return None
+    rows = len(trainer.train_dataset)  # beyond them an epoch is filled up with its first ones
+    return _documents(trainer.train_dataset, [int(index) % rows for index in found])
 
 
 def _documents(dataset: Any, rows: list[int]) -> list[int]:
@@ -40,4 +43,5 @@ def _is_repeatable(batches: Any) -> bool:
     from torch.utils.data import SequentialSampler
 
     sampler = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
+    sampler = getattr(sampler, "order", sampler)  # of one that adds rows to it
     return isinstance(sampler, SeedableRandomSampler | SequentialSampler)

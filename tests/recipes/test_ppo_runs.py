@@ -105,7 +105,7 @@ def test_a_loss_that_is_no_number_stops_the_run(make, monkeypatch):
         return rollout
 
     monkeypatch.setattr(PPOTrainer, "rollout", spoilt)
-    with pytest.raises(UserError, match="step 2: the loss is nan"):
+    with pytest.raises(UserError, match="step 2: in micro-batch 1 of 1 the loss is nan, from rows"):
         make().train()
 
 
