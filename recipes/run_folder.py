@@ -61,10 +61,14 @@ class Record:
 
 
 class RunFolder:
-    """Reads and writes what a run keeps; nothing of an earlier run is lost unless the user says so."""
+    """Reads and writes what a run keeps; nothing of an earlier run is lost unless the user says so.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        writes: of several processes only the first one writes.
+    """
+
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -134,6 +138,8 @@ class RunFolder:
         Raises:
             UserError: the folder cannot be written.
         """
+        if not self.writes:
+            return
         try:
             if keep and not resume:
                 (self.path / METRICS).unlink(missing_ok=True)
@@ -199,6 +205,8 @@ class RunFolder:
 
     def update_metrics(self, **values: Any) -> dict[str, Any]:
         """Add to metrics.json and return all of it."""
+        if not self.writes:
+            return self.metrics | values
         return Record(self.path / METRICS).update(**values)
 
 

@@ -59,7 +59,8 @@ class _Verbs(TyperGroup):
             typer.echo("Interrupted.", err=True)
             raise typer.Exit(130) from None
         except Terminated as error:
-            typer.echo(f"{error}. {_how_to_go_on()}", err=True)
+            if os.environ.get("RANK", "0") == "0":  # of several processes, which all stop together
+                typer.echo(f"{error}. {_how_to_go_on()}", err=True)
             raise typer.Exit(143) from None
         except UserError as error:
             typer.echo(str(error), err=True)

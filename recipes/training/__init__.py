@@ -1,4 +1,4 @@
-"""What every run's trainer does beyond the library's: checkpoints that are whole or not there, and defined ends."""
+"""What this suite adds to the trainers of transformers and TRL, each a part of its own."""
 
 import functools
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 
 @functools.cache
 def extended(trainer_class: Any) -> Any:
-    """The trainer class of a library with this suite's mixins before it; those it has already are not put on again."""
+    """A library's trainer class with this suite's parts in front of it; those it has already are not put on again."""
+    from ..parallel.order import SameOrder
+    from ..parallel.tensor import TensorParallel
     from .checkpoints import WholeCheckpoints
     from .interruptions import DefinedEnds
 
     # The first wraps the others.
-    mixins = (DefinedEnds, WholeCheckpoints)
-    missing = tuple(mixin for mixin in mixins if not issubclass(trainer_class, mixin))
+    parts = (DefinedEnds, WholeCheckpoints, SameOrder, TensorParallel)
+    missing = tuple(part for part in parts if not issubclass(trainer_class, part))
     return type(trainer_class.__name__, (*missing, trainer_class), {}) if missing else trainer_class

@@ -8,6 +8,7 @@ from transformers.trainer_callback import TrainerState
 
 from ..disk import write_fault
 from ..errors import UserError
+from ..parallel.world import current
 from .manifest import STATE, missing_part
 from .unfinished import PREFIX, SAVING, begin, discard, finish, remove_oldest
 
@@ -99,7 +100,7 @@ class WholeCheckpoints:
 
     @property
     def _is_sharded(self) -> bool:
-        return bool(getattr(self, "is_fsdp_enabled", False) or getattr(self, "is_deepspeed_enabled", False))
+        return current().sharded or bool(getattr(self, "is_fsdp_enabled", False))
 
     # Resuming
 

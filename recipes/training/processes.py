@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..errors import UserError
+from ..parallel.world import current, gathered
 
 T = TypeVar("T")
 
@@ -14,19 +15,15 @@ def of_first_process(decide: Callable[[], T]) -> T:
     Raises:
         UserError: it raises one there.
     """
-    from accelerate import PartialState
-    from accelerate.utils import broadcast_object_list
-
-    state = PartialState()
-    if state.num_processes == 1:
-        return decide()
-    told: list = [None, None]
-    if state.is_main_process:
+    answer, fault = None, None
+    if current().main:
         try:
-            told[0] = decide()
+            answer = decide()
         except UserError as error:
-            told[1] = str(error)
-    broadcast_object_list(told)
-    if told[1] is not None:
-        raise UserError(told[1])
-    return told[0]
+            if current().processes == 1:
+                raise
+            fault = str(error)
+    answer, fault = gathered((answer, fault))[0]
+    if fault is not None:
+        raise UserError(fault)
+    return answer
