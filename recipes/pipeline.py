@@ -149,8 +149,6 @@ def _work_to_do(pipeline: Pipeline, record: Record, *, resume: bool, overwrite: 
             RunFolder(stage.folder).check("", resume=False, overwrite=True)
     begun = [stage for stage in pipeline.stages if not RunFolder(stage.folder).empty]
     if resume:
-        if not begun and not record.path.exists():
-            raise UserError(f"{pipeline.folder} holds no pipeline to resume: leave out --resume")
         return _resumption(pipeline, record)
     if begun and not overwrite:
         done = [stage.name for stage in begun if RunFolder(stage.folder).finished]

@@ -49,6 +49,7 @@ def run_recipe(
 
     Raises:
         UserError: whatever the user can mend; found before training wherever the facts allow.
+        Terminated: stopped by SIGTERM, after a checkpoint.
     """
     console = make_console(recipe)
     folder, asked = RunFolder(Path(recipe.train["output_dir"]).expanduser(), writes=current().main), resume

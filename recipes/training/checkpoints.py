@@ -81,10 +81,12 @@ class WholeCheckpoints:
         Raises:
             UserError: the disk is full or cannot be written, here or in another process.
         """
-        failed: Exception | None = None
+        from torch.distributed.checkpoint.api import CheckpointException  # which is no Exception
+
+        failed: BaseException | None = None
         try:
             act()
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             failed = error
         told = [] if failed is None else [_said(failed, run)]
         # Of sharded weights all processes write at once and hear of each other's failures from torch. One that fails
@@ -135,7 +137,7 @@ def best_beside(checkpoint: Path, state: Any) -> str | None:
     return str(best) if best.is_dir() else None
 
 
-def _said(error: Exception, run: Path) -> str:
+def _said(error: BaseException, run: Path) -> str:
     reason = write_fault(error)
     if not reason:
         return str(error) if isinstance(error, UserError) else f"{run}: {type(error).__name__}: {error}"

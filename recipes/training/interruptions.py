@@ -133,6 +133,7 @@ class DefinedEnds:
             from accelerate.utils import gather_object
 
             told = list(dict.fromkeys(gather_object(told)))
+            told = [said for said in told if "the loss" in said] or told  # of which the gradient is the consequence
         raise UserError(f"step {self.state.global_step + 1}: {'; '.join(told)}. {self._advice()}")
 
     def _spoiled_here(self, losses: list[float], norm: Any) -> list[str]:

@@ -43,6 +43,7 @@ class Zygote:
     def start(self, arguments: Sequence[str], **more: object) -> list[int]:
         """Process ids."""
         assert self.process.stdin is not None
+        self.log.write_text("")
         order = {"arguments": list(arguments), "log": str(self.log), **more}
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()

@@ -1,27 +1,17 @@
 """Runs that are killed at random moments and started again by the same command end as if nothing had happened."""
 
 import shutil
-import sys
 import time
 
 import pytest
-from killing import Zygote, moments
+from killing import moments
 from tuning import assert_equal_weights
 
 from anyformer.recipes.run_folder import RunFolder
 from anyformer.recipes.training.unfinished import SAVING
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="forks a process with torch in it, and reads /proc"),
-]
+pytestmark = pytest.mark.slow
 KILLS = 20
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory):
-    with Zygote(tmp_path_factory.mktemp("zygote") / "log") as started:
-        yield started
 
 
 @pytest.mark.parametrize("packing", ["false", "true"])
