@@ -7,12 +7,12 @@ from typing import Any
 @functools.cache
 def extended(trainer_class: Any) -> Any:
     """A library's trainer class with this suite's parts in front of it; those it has already are not put on again."""
+    from ..parallel.checkpoints import AnyLayout
     from ..parallel.order import SameOrder
-    from ..parallel.tensor import TensorParallel
     from .checkpoints import WholeCheckpoints
     from .interruptions import DefinedEnds
 
     # The first wraps the others.
-    parts = (DefinedEnds, WholeCheckpoints, SameOrder, TensorParallel)
+    parts = (DefinedEnds, WholeCheckpoints, SameOrder, AnyLayout)
     missing = tuple(part for part in parts if not issubclass(trainer_class, part))
     return type(trainer_class.__name__, (*missing, trainer_class), {}) if missing else trainer_class
