@@ -11,6 +11,7 @@ from .training.manifest import missing_part
 from .training.unfinished import SAVING, checkpoint_folders, recover
 
 RECIPE, METRICS = "recipe.yaml", "metrics.json"
+FIGURES = "metrics.csv"
 ADAPTER = "adapter"
 # Made with the folder: only what has it is ever replaced.
 MARKER = ".anyformer-run"

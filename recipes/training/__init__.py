@@ -11,8 +11,10 @@ def extended(trainer_class: Any) -> Any:
     from ..parallel.order import SameOrder
     from .checkpoints import WholeCheckpoints
     from .interruptions import DefinedEnds
+    from .metrics import Metered
+    from .optimizers import Optimizing
 
     # The first wraps the others.
-    parts = (DefinedEnds, WholeCheckpoints, SameOrder, AnyLayout)
+    parts = (DefinedEnds, Metered, Optimizing, WholeCheckpoints, SameOrder, AnyLayout)
     missing = tuple(part for part in parts if not issubclass(trainer_class, part))
     return type(trainer_class.__name__, (*missing, trainer_class), {}) if missing else trainer_class
