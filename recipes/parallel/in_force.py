@@ -40,8 +40,6 @@ def check(trainer: Any, asked: Parallel, same: dict[str, str]) -> None:
         if len(set(values)) > 1:
             odd = next(rank for rank, value in enumerate(values) if value != values[0])
             raise UserError(f"process {odd} has another {what} than process 0: all must run the same command")
-    if asked.strategy in ("ddp", "tp"):
-        _check_copies(trainer.model)
 
 
 def counted() -> int:
@@ -73,19 +71,3 @@ def strategy_of(trainer: Any, processes: int) -> Strategy:
     if any(placement.is_shard() for p in split for placement in p.placements):
         return "fsdp2" if any(isinstance(module, FSDPModule) for module in wrapped.modules()) else "tp"
     return "one"
-
-
-def _check_copies(model: Any) -> None:
-    """Raises:
-    UserError: weights of which each process has a copy differ between them.
-    """
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    with torch.no_grad():
-        whole = {n: p for n, p in model.named_parameters() if not isinstance(p, DTensor) and p.is_floating_point()}
-        sums = {name: float(p.double().sum()) for name, p in whole.items()}
-    held = gathered(sums)
-    for name in sums:
-        if any(other[name] != sums[name] for other in held):
-            raise UserError(f"{name} differs between the processes before the first step. Please report this")

@@ -45,13 +45,18 @@ logging: {{plot: false}}
 
 @dataclass
 class Job:
-    """A run of a recipe with a strategy; `one` runs in this process."""
+    """A run of a recipe with a strategy.
+
+    Attributes:
+        fault: what is spoiled in it, see `worker.SPOILED`.
+    """
 
     recipe: Path
     folder: Path
     strategy: str
     overrides: list[str] = field(default_factory=list)
     resume: bool = False
+    fault: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -59,6 +64,7 @@ class Job:
             "overrides": [*self.overrides, f"train.output_dir={self.folder}"],
             "strategy": self.strategy,
             "resume": self.resume,
+            "fault": self.fault,
         }
 
 

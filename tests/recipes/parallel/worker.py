@@ -2,14 +2,17 @@
 
     worker.py JOBS RESULTS
 
-JOBS is a JSON list of {recipe, overrides, strategy, resume, overwrite}; RESULTS gets, by the first process, a list of
+JOBS is a JSON list of {recipe, overrides, strategy, resume, fault}; RESULTS gets, by the first process, a list of
 what became of each: "" or the text of the UserError.
 """
 
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -20,15 +23,50 @@ from anyformer.recipes.parallel.world import begun
 from anyformer.recipes.run import run_recipe
 
 
+@contextmanager
+def fsdp_silently_ddp(rank: int) -> Iterator[None]:
+    """Accelerate's state says CPU, so that it makes DDP of FSDP."""
+    with patch("anyformer.recipes.parallel.world.shard_on_cpus", lambda arguments: None):
+        yield
+
+
+@contextmanager
+def apart(rank: int) -> Iterator[None]:
+    """The model is not wrapped, so that nothing is reduced."""
+    from accelerate import Accelerator
+
+    with patch.object(Accelerator, "prepare_model", lambda self, model, **options: model):
+        yield
+
+
+@contextmanager
+def another_recipe(rank: int) -> Iterator[None]:
+    from anyformer.recipes.schema import Recipe
+
+    whole = Recipe.to_yaml
+    with patch.object(Recipe, "to_yaml", lambda self: whole(self) + f"# {rank}\n"):
+        yield
+
+
+SPOILED = {
+    "": lambda rank: nullcontext(),
+    "nobody asked": lambda rank: nullcontext(),
+    "fsdp silently DDP": fsdp_silently_ddp,
+    "apart": apart,
+    "another recipe": another_recipe,
+}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     jobs, results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), []
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for job in jobs:
         recipe = load_recipe(job["recipe"], job["overrides"])
+        parallel = Parallel(job["strategy"], world, rank) if job["strategy"] != "one" else Parallel()
         try:
-            with begun(Parallel(job["strategy"], world, rank)):
-                run_recipe(recipe, resume=job.get("resume", False), overwrite=job.get("overwrite", False))
+            with SPOILED[job["fault"]](rank), begun(parallel):
+                run_recipe(recipe, resume=job["resume"])
             results.append("")
         except UserError as error:
             results.append(str(error))
