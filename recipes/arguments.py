@@ -1,10 +1,13 @@
 """The trainers' own config classes, filled from a recipe's `train` section and from what the machine decides."""
 
 import importlib
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+from .parallel.world import current
+from .schema.sections import GLOBAL_BATCH
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -25,17 +28,47 @@ def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "Traini
     import torch
 
     module, name = where
-    gpu = torch.cuda.is_available()
+    train, gpu = dict(train), torch.cuda.is_available()
+    rows = train.pop(GLOBAL_BATCH, None)
     values: dict[str, Any] = {"dataloader_pin_memory": gpu, "report_to": "none", "disable_tqdm": False}
     values["logging_nan_inf_filter"] = False  # a loss that is not a number must be seen, not averaged away
+    if current().processes > 1 and not torch.accelerator.is_available():
+        values["use_cpu"] = True  # else each process would train by itself
     if "bf16" not in train and not train.get("fp16"):
         values["bf16"] = torch.cuda.is_bf16_supported() if gpu else _cpu_has_amx()
     try:
-        arguments = getattr(importlib.import_module(module), name)(**(values | train))
+        kind = getattr(importlib.import_module(module), name)
+        if rows is not None:
+            values |= _shared(rows, train, kind.per_device_train_batch_size)
+        arguments = kind(**(values | train))
         _try_optimizer_and_schedule(arguments)
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"train: {error}") from error
     return arguments
+
+
+def _shared(rows: int, train: dict[str, Any], default: int) -> dict[str, int]:
+    """How many rows a batch has and how many batches a step, so that a step has `rows` rows over all processes.
+
+    Args:
+        default: rows of a batch where the recipe does not say; fewer if they do not fit.
+
+    Raises:
+        UserError: the rows cannot be shared evenly.
+    """
+    replicas, name = current().replicas, "per_device_train_batch_size"
+    batch = train.get(name, math.gcd(rows // replicas, default))
+    if rows % (replicas * batch):
+        raise UserError(
+            f"train.global_batch_size: {rows} rows a step cannot be shared by {replicas} processes in batches of "
+            f"{batch}: it must be a multiple of {replicas * batch}, or train.{name} another"
+        )
+    return {name: batch, "gradient_accumulation_steps": rows // (replicas * batch)}
+
+
+def rows_a_step(arguments: "TrainingArguments") -> int:
+    """Of an optimiser step, over all processes."""
+    return arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * current().replicas
 
 
 def _try_optimizer_and_schedule(arguments: "TrainingArguments") -> None:

@@ -26,14 +26,16 @@ def quiet_imports() -> None:
 
 
 def make_console(recipe: "Recipe") -> "Console":
-    """The console, and how loud the libraries are."""
+    """The console, and how loud the libraries are; of several processes the first one speaks."""
     from rich.console import Console
+
+    from .parallel.world import current
 
     quiet_imports()
     logging.getLogger("anyformer").setLevel(recipe.logging.level.upper())
     if recipe.logging.level != "debug":
         quiet_libraries()
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, quiet=not current().main)
 
 
 def quiet_libraries() -> None:

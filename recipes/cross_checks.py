@@ -203,6 +203,9 @@ def _across_train(sections: dict[str, Any], data: dict[str, Any]) -> Iterator[Fa
     for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
         if train.get(one) is True and train.get(other) is True:
             yield ("train", other), f"{one} and {other} are both true: choose one"
+    if train.get("global_batch_size") is not None and train.get("gradient_accumulation_steps") is not None:
+        text = "follows from global_batch_size, the rows of a batch and the number of processes: remove one of the two"
+        yield ("train", "gradient_accumulation_steps"), text
     scratch_fp16 = sections["model"].get("dtype") == "float16" and train.get("fp16") is True
     if scratch_fp16 and schema.kind_in("adapter", sections["adapter"]) == "none":
         yield ("train", "fp16"), "cannot scale gradients of weights in float16: set model.dtype to float32"

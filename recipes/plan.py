@@ -4,6 +4,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from .arguments import rows_a_step
+
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
@@ -70,7 +72,7 @@ def make_plan(
     """
     trainable = adapter.trainable
     rows = tokens.rows_kept
-    batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+    batch = rows_a_step(arguments)
     an_epoch = math.ceil(sequences / batch)
     steps = arguments.max_steps if arguments.max_steps > 0 else math.ceil(an_epoch * arguments.num_train_epochs)
     seen = round(tokens.tokens * steps / an_epoch)

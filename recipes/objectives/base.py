@@ -160,8 +160,10 @@ class Objective:
             return {}
 
         def epochs(rows: int) -> int:
+            from ..arguments import rows_a_step
+
             arguments = self.arguments
-            batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+            batch = rows_a_step(arguments)
             steps = rows // batch or 1 if arguments.dataloader_drop_last else math.ceil(rows / batch)
             limit = arguments.max_steps / steps if arguments.max_steps > 0 else arguments.num_train_epochs
             return math.ceil(limit)

@@ -24,13 +24,16 @@ def built(trainer_class: Any, model: Any, arguments: Any, *, rows: "TrainingRows
     from transformers import set_seed
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+    from ..parallel.world import shard_on_cpus
     from ..progress import TrainingProgress
+    from ..training import extended
 
     if arguments.eval_strategy == "no":
         options.pop("eval_dataset", None)
     set_seed(arguments.seed)
+    shard_on_cpus(arguments)
     try:
-        trainer = trainer_class(model=model, args=arguments, **options)
+        trainer = extended(trainer_class)(model=model, args=arguments, **options)
     except (ValueError, TypeError, ImportError, RuntimeError, AttributeError, IndexError, KeyError) as error:
         raise UserError(f"train: the trainer refuses these settings: {error}") from error
     trainer.remove_callback(PrinterCallback)

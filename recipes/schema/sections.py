@@ -101,6 +101,16 @@ class DataSection(Section):
         return self
 
 
+# Rows of an optimiser step over all processes: the only key of `train` that is not the trainer's own.
+GLOBAL_BATCH = "global_batch_size"
+
+
+class TrainSection(Section):
+    """What stands in `train` beside the arguments of the trainer."""
+
+    global_batch_size: Annotated[int, Field(ge=1)] | None = None
+
+
 class EvalSection(Section):
     """`eval`: what is measured and shown beside the loss."""
 
