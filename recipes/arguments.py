@@ -17,7 +17,8 @@ def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "Traini
     """The trainer's config for a recipe's `train` section.
 
     What the recipe leaves open and the machine decides: bf16 mixed precision only where the processor multiplies
-    bf16 faster than fp32, pinned memory only beside a GPU.
+    bf16 faster than fp32, pinned memory only beside a GPU, the fused AdamW where torch has it for the device. A run has
+    the name of its folder. `optim: muon` is the suite's: `Optimizing` reads it from the attribute `muon`.
 
     Args:
         where: module and name of the config class.
@@ -26,6 +27,8 @@ def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "Traini
         UserError: values that the trainer's own config refuses.
     """
     import torch
+
+    from .training.optimizers import MUON, fused_adamw_runs, muon_settings
 
     module, name = where
     train, gpu = dict(train), torch.cuda.is_available()
@@ -36,12 +39,22 @@ def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "Traini
         values["use_cpu"] = True  # else each process would train by itself
     if "bf16" not in train and not train.get("fp16"):
         values["bf16"] = torch.cuda.is_bf16_supported() if gpu else _cpu_has_amx()
+    muon = train.get("optim") == MUON
+    if "optim" not in train and not fused_adamw_runs(torch.device("cuda" if gpu else "cpu")):
+        values["optim"] = "adamw_torch"  # which takes foreach where that is faster
+    values["run_name"] = Path(train["output_dir"]).name if train.get("output_dir") else None
+    given = train | {"optim": "adamw_torch", "optim_args": None} if muon else train
     try:
         kind = getattr(importlib.import_module(module), name)
         if rows is not None:
             values |= _shared(rows, train, kind.per_device_train_batch_size)
-        arguments = kind(**(values | train))
+        arguments = kind(**(values | given))
+        if muon and current().strategy in ("tp", "deepspeed"):
+            raise UserError(f"train.optim: muon needs whole matrices, which --launch {current().strategy} takes apart")
+        if muon:
+            arguments.muon = muon_settings(train.get("optim_args"), arguments.learning_rate)
         _try_optimizer_and_schedule(arguments)
+        _try_reports(arguments)
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"train: {error}") from error
     return arguments
@@ -84,6 +97,21 @@ def _try_optimizer_and_schedule(arguments: "TrainingArguments") -> None:
         num_training_steps=10,
         scheduler_specific_kwargs=arguments.lr_scheduler_kwargs or {},  # type: ignore[arg-type]  # a dict by now
     )
+
+
+def _try_reports(arguments: "TrainingArguments") -> None:
+    """The trainer would find a missing package only once the weights are loaded.
+
+    Raises:
+        UserError: a place to report to that is not known or not installed.
+    """
+    from transformers.integrations import get_available_reporting_integrations
+    from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+
+    names: list[str] = list(arguments.report_to or ())
+    get_reporting_integration_callbacks(names)  # a ValueError names the known ones
+    if absent := [name for name in names if name not in get_available_reporting_integrations()]:
+        raise UserError(f"train.report_to: {absent[0]} is not installed: pip install {absent[0]}")
 
 
 def _cpu_has_amx() -> bool:

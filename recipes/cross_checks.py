@@ -8,9 +8,10 @@ from .adapters.checks import across_adapter, across_quantization
 from .adapters.saved import SOFT_PROMPTS
 from .checks_preference import across_preference
 from .checks_rewards import across_rewards
+from .checks_training import across_training
 from .data.builtin import BUILT_IN
 from .data.formats import FORMATS
-from .introspection import class_fields
+from .introspection import UNKNOWN, class_fields
 from .schema import KINDS, SECTIONS
 from .yaml_tree import Path, show
 
@@ -40,6 +41,14 @@ def across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
         yield from _across_smoothing(sections)
     if kind in KINDS["objective"] and not any(path[:1] in (("train",), ("adapter",)) for path in reported):
         yield from across_preference(kind, sections)
+    if (
+        (entry := KINDS["objective"].get(kind)) is not None
+        and entry.config
+        and not any(p[0] == "train" for p in reported)
+    ):
+        defaults = {name: item.default for name, item in class_fields(*entry.config).items()}
+        known = {name: value for name, value in (defaults | entry.defaults).items() if value is not UNKNOWN}
+        yield from across_training(kind, sections, known)
     steps = {("train", f"{name}_{what}") for name in ("eval", "save", "logging") for what in ("strategy", "steps")}
     if not steps & reported:
         yield from _across_evaluation(sections, data)

@@ -29,6 +29,8 @@ class Plan:
         sequences: what a batch is counted in, of one epoch: rows, or packed rows.
         tokens_seen: over the whole run.
         training_flops: forward and backward over the whole run; a frozen base spares the gradients of its weights.
+        passes: forward passes that cost as much as a step: one forward, one for the gradients by what layers read, one
+            for those by weights unless the base is frozen, and those beside the model that is learned.
     """
 
     parameters: dict[str, int]
@@ -41,6 +43,7 @@ class Plan:
     sequences: int
     tokens_seen: int
     training_flops: int
+    passes: int
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,6 +85,7 @@ def make_plan(
     full = trainable >= total
     size = BYTES.get(dtype, 4) if adapter.in_place else 4
     forward = counts.forward_flops * seen // max(tokens.tokens // rows, 1)
+    passes += 3 if full else 2
     states = 2 if "adam" in str(arguments.optim).lower() else 1
     return Plan(
         parameters=counts.parameters,
@@ -98,7 +102,8 @@ def make_plan(
         supervised_tokens=tokens.supervised_tokens,
         sequences=sequences,
         tokens_seen=seen,
-        training_flops=forward * ((3 if full else 2) + passes),
+        training_flops=forward * passes,
+        passes=passes,
     )
 
 

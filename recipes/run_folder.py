@@ -10,6 +10,7 @@ from typing import Any
 from .errors import UserError
 
 RECIPE, METRICS = "recipe.yaml", "metrics.json"
+FIGURES = "metrics.csv"
 ADAPTER = "adapter"
 # Made with the folder: only what has it is ever replaced.
 MARKER = ".anyformer-run"
@@ -199,7 +200,8 @@ def missing_part(checkpoint: Path) -> str:
         json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return "trainer_state.json is missing or damaged"
-    if (checkpoint / "pytorch_model_fsdp_0").is_dir(): return ""
+    if (checkpoint / "pytorch_model_fsdp_0").is_dir():
+        return ""
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         paths = list(checkpoint.glob(name.replace(".pth", "*.pth")))
         if not paths or not all(zipfile.is_zipfile(path) for path in paths):

@@ -126,6 +126,8 @@ def take_over(trainer: Any, checkpoint: Path) -> Any:
 
     trainer._load_from_checkpoint(str(checkpoint))
     trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    if (meter := getattr(trainer, "meter", None)) is not None:
+        meter.take_over(trainer.state)
     if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
         trainer._load_best_model()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -128,10 +128,13 @@ def _optimizer_state(trainer: Any) -> dict[str, Any]:
 
 
 def _order(trainer: Any) -> list[str]:
-    """The trained parameters in the order in which the library's optimiser counts them: those that decay first."""
-    trained = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    """The trained parameters in the order in which the optimiser counts them: those that decay first, Muon's last."""
+    from ..training.optimizers import MUON, muon_parameters
+
+    trained = {name: parameter for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
     decayed = set(trainer.get_decay_parameter_names(trainer.model))
-    return [name for name in trained if name in decayed] + [name for name in trained if name not in decayed]
+    muons = {id(p) for p in muon_parameters(trainer.model)} if getattr(trainer.args, MUON, None) else set()
+    return sorted(trained, key=lambda name: (id(trained[name]) in muons, name not in decayed))
 
 
 def _for_groups(schedule: dict[str, Any], groups: int, checkpoint: Path) -> dict[str, Any]:

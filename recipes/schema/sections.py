@@ -121,10 +121,11 @@ class EvalSection(Section):
 
 
 class LoggingSection(Section):
-    """`logging`: the loss curve and how much is said."""
+    """`logging`: the loss curve, how much is said, and what the MFU is a share of: the dense TFLOP/s of one device."""
 
     plot: bool = True
     level: Literal["debug", "info", "warning", "error"] = "info"
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
 
 
 class HubSection(Section):

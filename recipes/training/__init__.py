@@ -9,5 +9,7 @@ def extended(trainer_class: Any) -> Any:
     """A library's trainer class with this suite's parts in front of it."""
     from ..parallel.checkpoints import AnyLayout
     from ..parallel.order import SameOrder
+    from .metrics import Metered
+    from .optimizers import Optimizing
 
-    return type(trainer_class.__name__, (SameOrder, AnyLayout, trainer_class), {})
+    return type(trainer_class.__name__, (Metered, Optimizing, SameOrder, AnyLayout, trainer_class), {})
