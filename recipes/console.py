@@ -60,12 +60,15 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     """Parameters, memory, data and steps, what was left out, and three rows with what is trained on marked."""
     from rich.markup import escape
 
+    from .parallel.world import current
     from .plan import describe
 
     report, tokens = prepared.splits.report, prepared.train.report
     lines = [*describe(prepared.plan), *prepared.adapter.describe(), *prepared.quantized]
     for name, value in [*lines, *prepared.objective.plan_lines()]:
         console.print(f"[bold]{name:>11}[/bold]  {escape(harmless(value))}")
+    if current().processes > 1:
+        console.print(f"[bold]{'processes':>11}[/bold]  {escape(current().describe())}")
     held = prepared.held_out.report.rows_kept if prepared.held_out else 0
     console.print(f"[bold]{'format':>11}[/bold]  {escape(report.recognised)}")
     for name, value in source_lines(report):

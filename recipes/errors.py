@@ -12,6 +12,10 @@ class UserError(Exception):
     """
 
 
+class Terminated(Exception):
+    """A run was asked to stop, by SIGTERM, and has saved what is needed to go on; the exit status is 143."""
+
+
 class Gathered:
     """Mistakes of steps that do not depend on each other, told at once."""
 

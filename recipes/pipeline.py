@@ -132,7 +132,7 @@ def _check_recipes(pipeline: Pipeline) -> None:
 
 
 def _work_to_do(pipeline: Pipeline, record: Record, *, resume: bool, overwrite: bool) -> dict[str, Work]:
-    """What is to be done with each stage, as its folder stands; nothing is changed.
+    """What is to be done with each stage, as its folder stands; nothing is changed but what a kill left unfinished.
 
     Raises:
         UserError: folders that hold something else, or runs that may neither be gone on with nor replaced.
@@ -149,8 +149,6 @@ def _work_to_do(pipeline: Pipeline, record: Record, *, resume: bool, overwrite: 
             RunFolder(stage.folder).check("", resume=False, overwrite=True)
     begun = [stage for stage in pipeline.stages if not RunFolder(stage.folder).empty]
     if resume:
-        if not begun and not record.path.exists():
-            raise UserError(f"{pipeline.folder} holds no pipeline to resume: leave out --resume")
         return _resumption(pipeline, record)
     if begun and not overwrite:
         done = [stage.name for stage in begun if RunFolder(stage.folder).finished]
@@ -167,6 +165,7 @@ def _resumption(pipeline: Pipeline, record: Record) -> dict[str, Work]:
     work: dict[str, Work] = {}
     for stage in pipeline.stages:
         folder = RunFolder(stage.folder)
+        folder.recover()
         if folder.finished:
             work[stage.name] = "skip"
         else:

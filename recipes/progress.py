@@ -4,8 +4,6 @@ from typing import Any
 
 from transformers.trainer_callback import ProgressCallback
 
-from .report import check_finite
-
 # Logged name -> (shown name, format).
 SHOWN = {
     "loss": ("loss", ".4f"),
@@ -25,9 +23,6 @@ class TrainingProgress(ProgressCallback):
     """The library's bar; its raw dictionaries become `step 10/75  loss 3.1234  …  240 tokens/s`."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        for key in ("loss", "grad_norm"):
-            if key in (logs or {}):
-                check_finite(float(logs[key]), f"step {state.global_step}: the {SHOWN[key][0]}")
         if not state.is_world_process_zero or self.training_bar is None:
             return
         parts = [f"{name} {float(logs[key]):{form}}" for key, (name, form) in SHOWN.items() if key in logs]

@@ -1,7 +1,6 @@
 """A run from recipe to result: plan, load, measure, train, merge, measure, save, open again, push."""
 
 import copy
-import errno
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from .adapters.bases import check_base_can_be_named, check_published_base, keeps_adapter, other_base, published_base
 from .adapters.saved import SOFT_PROMPTS
+from .arguments import rows_a_step
 from .console import make_console, show_next, show_plan, show_result
+from .disk import write_fault
 from .errors import UserError
 from .models import hub_id
 from .parallel.limits import check_spread
@@ -20,6 +21,7 @@ from .parallel.world import current, main_first, wait
 from .prepare import Prepared, prepare
 from .run_folder import ADAPTER, FIGURES, RunFolder, holds_last_step
 from .schema import Recipe
+from .training.processes import of_first_process
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +45,7 @@ def run_recipe(
     """Run a recipe and return the run folder.
 
     Args:
-        resume: go on from the newest checkpoint in the run folder.
+        resume: go on from the newest checkpoint in the run folder; without one, begin.
         overwrite: replace a run that the folder holds.
         dry_run: stop after the plan; nothing is written and no weight is loaded.
         check: make the costly checks of `flight_checks` too, before the first step.
@@ -51,15 +53,17 @@ def run_recipe(
 
     Raises:
         UserError: whatever the user can mend; found before training wherever the facts allow.
+        Terminated: stopped by SIGTERM, after a checkpoint.
     """
     console = make_console(recipe)
-    folder = RunFolder(Path(recipe.train["output_dir"]).expanduser(), writes=current().main)
+    folder, asked = RunFolder(Path(recipe.train["output_dir"]).expanduser(), writes=current().main), resume
     check_base_can_be_named(recipe)
     check_inputs_survive(recipe, folder.path)
-    if not dry_run and current().main:
-        folder.check(recipe.to_yaml(), resume=resume, overwrite=overwrite)
-        check_repository(recipe)
-    with faults_told():
+    if not dry_run:
+        resume = of_first_process(lambda: may_begin(recipe, folder, resume=asked, overwrite=overwrite))
+        if asked and not resume:
+            console.print(f"{folder.path} holds no checkpoint yet: the run begins at its first step.", markup=False)
+    with faults_told(folder.path):
         with main_first():
             prepared = prepare(recipe)
         check_spread(recipe, prepared.config, current())
@@ -73,20 +77,38 @@ def run_recipe(
                 f"the rows differ from those that {folder.path} was started with: data.source or data.eval_source has "
                 "changed. Restore the files, or start another run with train.output_dir=…"
             )
+        rows = rows_a_step(prepared.arguments)
+        check_rows_a_step(folder, rows, resume=resume)
         # Only now is an earlier run replaced: all that can be refused beforehand has not been.
-        folder.open(recipe.to_yaml(), resume=resume)
-        folder.update_metrics(data_digest=digest)
+        folder.open(recipe.to_yaml(), resume=resume, keep=asked)
+        folder.update_metrics(data_digest=digest, rows_a_step=rows)
         wait()
         _Run(recipe, prepared, folder, console, next_steps=next_steps).execute(resume=resume, check=check)
     return folder.path
 
 
-@contextmanager
-def faults_told() -> Iterator[None]:
-    """Faults of a model or of the machine in the user's terms.
+def may_begin(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
+    """Whether the run goes on from a checkpoint; asked of the first process, which puts right what a kill has left.
 
     Raises:
-        UserError: a model that cannot be converted, or a device without room.
+        UserError: the run may not use the folder, or its result could not be pushed.
+    """
+    if resume:
+        folder.recover()
+    folder.check(recipe.to_yaml(), resume=resume, overwrite=overwrite)
+    check_repository(recipe)
+    return resume and bool(folder.checkpoints)
+
+
+@contextmanager
+def faults_told(folder: Path | None = None) -> Iterator[None]:
+    """Faults of a model or of the machine in the user's terms.
+
+    Args:
+        folder: that is written into.
+
+    Raises:
+        UserError: a model that cannot be converted, a device without room, or a disk that cannot be written.
     """
     import torch
 
@@ -96,6 +118,11 @@ def faults_told() -> Iterator[None]:
         yield
     except ConversionError as error:
         raise UserError(str(error)) from error
+    except OSError as error:
+        if not (reason := write_fault(error)):
+            raise
+        place = error.filename or folder or "a file"
+        raise UserError(f"{place} cannot be written: {reason}. Mend it, then go on with --resume") from error
     except torch.OutOfMemoryError as error:
         raise UserError(
             "the memory of the device is full. Lower train.per_device_train_batch_size or train.max_length, or set "
@@ -263,14 +290,14 @@ class _Run:
         peak = self.recipe.logging.peak_tflops
         metered(trainer, self.objective, self.prepared.plan, peak_tflops=peak, file=self.folder.path / FIGURES)
         watch.begin(trainer)
-        checkpoint = self.folder.checkpoints[-1] if resume else None
+        checkpoint, broken = of_first_process(self.folder.newest_checkpoint) if resume else (None, [])
         trainer.add_callback(FlightChecks(checkpoint, self.warn, not self.objective.samples_its_data))
         same = {"recipe": self.recipe.to_yaml(), "data": self.prepared.data_digest}
         trainer.add_callback(InForce(trainer, current(), same))
         if check:
             self.check(trainer)
-        for broken, part in self.folder.broken_checkpoints if resume else ():
-            self.warn(f"{broken.name} is passed over: {part}")
+        for passed_over, part in broken:
+            self.warn(f"{passed_over.name} is passed over: {part}")
         try:
             if checkpoint and holds_last_step(checkpoint):
                 result = take_over(trainer, checkpoint)
@@ -280,10 +307,6 @@ class _Run:
             if saved := self.folder.checkpoints:
                 self.console.print(f"\nStopped. The same command with --resume goes on from {saved[-1].name}.")
             raise
-        except (OSError, RuntimeError) as error:
-            if not _is_full_disk(error):
-                raise
-            raise UserError(f"the disk of {self.folder.path} is full. Make room, then go on with --resume") from error
         check_finite(result.training_loss, "the training loss")
         watch.check(trainer, self.objective.unmoved)
         check_weights(trainer.model)
@@ -378,8 +401,15 @@ class _Run:
                 model.save_pretrained(folder)
             if current().main:
                 self.tokenizer.save_pretrained(folder)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{folder} cannot be written: {error}. The checkpoints in it are kept") from error
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if not (reason := write_fault(error)):
+                raise
+            for path in folder.glob("*.safetensors"):  # cut short, and in the way of whoever makes room
+                path.unlink(missing_ok=True)
+            raise UserError(
+                f"the result cannot be written into {folder}: {reason}. The checkpoints in it are kept: mend it, then "
+                "go on with --resume"
+            ) from error
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Curves and model card."""
@@ -483,6 +513,18 @@ def check_inputs_survive(recipe: Recipe, folder: Path) -> None:
             )
 
 
+def check_rows_a_step(folder: RunFolder, rows: int, *, resume: bool) -> None:
+    """Raises:
+    UserError: a run goes on with other rows a step, as with more processes of as many rows each.
+    """
+    before = folder.metrics.get("rows_a_step", rows) if resume else rows
+    if before != rows:
+        raise UserError(
+            f"{folder.path} was started with {before} rows a step, now it is {rows}: a resumed run must train the "
+            f"same. Set train.global_batch_size: {before}, which any number of processes shares"
+        )
+
+
 def gets_its_part_later(recipe: Recipe) -> bool:
     """Whether this process needs no weights of its own: the first one hands out parts of what it has read."""
     adapter, quantized = recipe.adapter, recipe.model.quantization is not None
@@ -504,13 +546,6 @@ def check_repository(recipe: Recipe) -> None:
         from .hub import check_push
 
         check_push(recipe.hub.repo, private=recipe.hub.private, revision=recipe.hub.revision)
-
-
-def _is_full_disk(error: BaseException) -> bool:
-    """Whether a write failed for want of room; torch wraps it in a RuntimeError of its own."""
-    text = str(error)
-    marks = ("No space left", "PytorchStreamWriter", "file write failed", "File too large")
-    return getattr(error, "errno", None) == errno.ENOSPC or any(mark in text for mark in marks)
 
 
 def _data_metrics(prepared: Prepared) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .training.manifest import missing_part
+from .training.unfinished import SAVING, checkpoint_folders, recover
 
 RECIPE, METRICS = "recipe.yaml", "metrics.json"
 FIGURES = "metrics.csv"
@@ -25,6 +26,10 @@ RESUMABLE = {
     "eval_steps",
     "eval_strategy",
     "per_device_eval_batch_size",
+    # How a step's rows are shared; their number is compared by itself, see `run.check_rows_a_step`.
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "global_batch_size",
     "report_to",
     "run_name",
     "disable_tqdm",
@@ -73,17 +78,32 @@ class RunFolder:
     @property
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return [p for p in self._checkpoint_folders if not missing_part(p)]
+        return [p for p in checkpoint_folders(self.path) if not missing_part(p)]
 
     @property
     def broken_checkpoints(self) -> list[tuple[Path, str]]:
         """Checkpoints that cannot be resumed from, as after a kill while they were written, and what is wrong."""
-        return [(p, part) for p in self._checkpoint_folders if (part := missing_part(p))]
+        return [(p, part) for p in checkpoint_folders(self.path) if (part := missing_part(p))]
 
-    @property
-    def _checkpoint_folders(self) -> list[Path]:
-        found = [p for p in self.path.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdigit()]
-        return sorted((p for p in found if p.is_dir()), key=lambda p: int(p.name.removeprefix("checkpoint-")))
+    def newest_checkpoint(self) -> tuple[Path, list[tuple[Path, str]]]:
+        """The newest checkpoint whose files have their checksums, and those passed over for it, with their faults.
+
+        Raises:
+            UserError: there is none.
+        """
+        broken: list[tuple[Path, str]] = []
+        for folder in reversed(checkpoint_folders(self.path)):
+            if not (part := missing_part(folder, checksums=True)):
+                return folder, broken
+            broken.append((folder, part))
+        raise UserError(self._nothing_whole(broken))
+
+    def _nothing_whole(self, broken: list[tuple[Path, str]]) -> str:
+        told = "; ".join(f"{folder.name}: {part}" for folder, part in broken)
+        return (
+            f"{self.path} holds no checkpoint to resume from{f' ({told})' if told else ''}. Restore one, or give "
+            "--overwrite in place of --resume to start again"
+        )
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -98,8 +118,8 @@ class RunFolder:
         """Make sure that the run may use the folder; nothing is changed.
 
         Raises:
-            UserError: it holds a run and neither `resume` nor `overwrite` is given; there is nothing to resume; the
-                recipe to resume with describes other training.
+            UserError: it holds a run and neither `resume` nor `overwrite` is given; all checkpoints to resume from are
+                broken; the recipe to resume with describes other training.
         """
         if resume and overwrite:
             raise UserError("--resume and --overwrite contradict each other: give one of them")
@@ -114,8 +134,11 @@ class RunFolder:
         elif not self.empty:
             self._require_replaceable(overwrite)
 
-    def open(self, recipe_yaml: str, *, resume: bool) -> None:
+    def open(self, recipe_yaml: str, *, resume: bool, keep: bool = False) -> None:
         """Begin to write: clear the folder unless a run goes on, and store the recipe. Call `check` first.
+
+        Args:
+            keep: leave what there is, but for the figures, though no run goes on.
 
         Raises:
             UserError: the folder cannot be written.
@@ -123,7 +146,9 @@ class RunFolder:
         if not self.writes:
             return
         try:
-            if not resume:
+            if keep and not resume:
+                (self.path / METRICS).unlink(missing_ok=True)
+            elif not resume:
                 self.clear()
             self.path.resolve().mkdir(parents=True, exist_ok=True)
             (self.path / MARKER).touch()
@@ -134,17 +159,33 @@ class RunFolder:
     def clear(self) -> None:
         """Remove the run, where the folder holds one; a link to the folder stays."""
         if (self.path / MARKER).is_file():
-            shutil.rmtree(self.path.resolve())
+            folder = self.path.resolve()
+            # The marker last: a kill in between leaves a folder that is still known as a run's.
+            for path in (path for path in folder.iterdir() if path.name != MARKER):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            shutil.rmtree(folder)
+
+    def recover(self) -> None:
+        """After a kill: put right what was on its way, see `training.unfinished`."""
+        if (self.path / SAVING).is_dir():
+            try:
+                recover(self.path)
+            except OSError as error:
+                raise UserError(f"train.output_dir {self.path} cannot be written: {error.strerror}") from error
 
     @property
     def empty(self) -> bool:
         """Nothing in it, or only what a run writes before it trains."""
-        names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
-        return not names or (MARKER in names and names <= {MARKER, RECIPE, METRICS} and not self.finished)
+        names = {p.name.removesuffix(".tmp") for p in self.path.iterdir()} if self.path.is_dir() else set()
+        return not names or (MARKER in names and names <= {MARKER, RECIPE, METRICS, SAVING} and not self.finished)
 
     def _require_resumable(self, recipe_yaml: str) -> None:
         if self.finished:
             raise UserError(f"{self.path} holds a finished run: there is nothing to resume")
+        if not checkpoint_folders(self.path):  # killed before its first one, or not begun yet: it begins
+            if not self.empty:
+                self._require_replaceable(overwrite=True)
+            return
         stored = self.path / RECIPE
         if stored.is_file() and (changed := changed_training(stored.read_text(encoding="utf-8"), recipe_yaml)):
             raise UserError(
@@ -152,11 +193,7 @@ class RunFolder:
                 "run must train the same thing. Restore these values, or start another run with train.output_dir=…"
             )
         if not self.checkpoints:
-            broken = "; ".join(f"{p.name}: {part}" for p, part in self.broken_checkpoints)
-            raise UserError(
-                f"{self.path} holds no checkpoint to resume from{f' ({broken})' if broken else ''}. "
-                "Leave out --resume; to have checkpoints, set train.save_steps below the number of steps"
-            )
+            raise UserError(self._nothing_whole(self.broken_checkpoints))
 
     def _require_replaceable(self, overwrite: bool) -> None:
         if not (self.path / MARKER).is_file():
@@ -190,30 +227,6 @@ def changed_training(stored: str, given: str) -> list[str]:
         return changed + sorted(f"train.{k}" for k in keys if before["train"].get(k) != now["train"].get(k))
     except (YAMLError, AttributeError, KeyError, TypeError):
         return [f"everything: the stored {RECIPE} is damaged"]
-
-
-def missing_part(checkpoint: Path) -> str:
-    """What a checkpoint lacks to be resumed from exactly; empty where it is complete."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return "trainer_state.json is missing or damaged"
-    if (checkpoint / "pytorch_model_fsdp_0").is_dir():
-        return ""
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        paths = list(checkpoint.glob(name.replace(".pth", "*.pth")))
-        if not paths or not all(zipfile.is_zipfile(path) for path in paths):
-            return f"{name} is missing or damaged"
-    weights = [p for p in checkpoint.glob("*.safetensors") if p.name.startswith(("model", "adapter_model"))]
-    try:
-        for path in weights:
-            with safe_open(path, framework="np"):
-                pass
-    except (OSError, SafetensorError):
-        return f"{path.name} is damaged"
-    return "" if weights else "the weights are missing"
 
 
 def holds_last_step(checkpoint: Path) -> bool:

@@ -6,6 +6,8 @@ A verb's file imports at its top nothing that is slow to import: `anyformer --he
 
 import difflib
 import importlib
+import os
+import shlex
 import sys
 from typing import Annotated, Any
 
@@ -14,7 +16,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..recipes.console import quiet_imports
-from ..recipes.errors import UserError
+from ..recipes.errors import Terminated, UserError
 
 # Verb -> module in this folder. The help shows them in this order.
 VERBS = {
@@ -56,9 +58,20 @@ class _Verbs(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("Interrupted.", err=True)
             raise typer.Exit(130) from None
+        except Terminated as error:
+            if os.environ.get("RANK", "0") == "0":  # of several processes, which all stop together
+                typer.echo(f"{error}. {_how_to_go_on()}", err=True)
+            raise typer.Exit(143) from None
         except UserError as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(2) from None
+
+
+def _how_to_go_on() -> str:
+    if "WORLD_SIZE" in os.environ:  # started by a launcher, whose own arguments are not known here
+        return "The same command with --resume goes on"
+    given = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
+    return f"Go on with: {shlex.join(['anyformer', *given, '--resume'])}"
 
 
 app = typer.Typer(
@@ -90,5 +103,8 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 2 the user can put it right, 130 interrupted."""
+    """Run the command line and exit.
+
+    0: done; 2: the user can put it right; 130: interrupted; 143: stopped by SIGTERM after a checkpoint.
+    """
     sys.exit(app())

@@ -26,7 +26,7 @@ def command(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in train.output_dir.")
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in train.output_dir, or begin.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in train.output_dir.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would do, then stop.")] = False,

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def built(trainer_class: Any, model: Any, arguments: Any, *, rows: "TrainingRows | None" = None, **options: Any) -> Any:
-    """A seeded trainer with this suite's progress line; an adapter among the options is attached in it.
+    """A seeded trainer with this suite's progress line, checkpoints and ends.
+
+    An adapter among the options is attached in it.
 
     Args:
         rows: what is trained on in place of the option `train_dataset`, which some trainers must see first.
@@ -124,8 +126,11 @@ def take_over(trainer: Any, checkpoint: Path) -> Any:
     from transformers.trainer_callback import TrainerState
     from transformers.trainer_utils import TrainOutput
 
+    from ..training.checkpoints import best_beside
+
     trainer._load_from_checkpoint(str(checkpoint))
     trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    trainer.state.best_model_checkpoint = best_beside(checkpoint, trainer.state)
     if (meter := getattr(trainer, "meter", None)) is not None:
         meter.take_over(trainer.state)
     if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:

@@ -34,6 +34,8 @@ from ..errors import UserError
 from ..ppo_config import PPOConfig
 from ..rewards import checked_scores
 from ..routers import have_losses, move_router_biases, router_logits_of
+from ..training.checkpoints import WholeCheckpoints
+from ..training.interruptions import DefinedEnds
 from .functions import (
     AdaptiveKL,
     clipped_policy_loss,
@@ -79,7 +81,7 @@ def columns_of(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-class PPOTrainer(Trainer):
+class PPOTrainer(DefinedEnds, WholeCheckpoints, Trainer):
     """Trains a policy on the rewards of its own completions; see the module and `PPOConfig`.
 
     Checkpoints, resuming, logs, callbacks, schedules and clipping are the base class's. Beside a checkpoint's weights
@@ -372,9 +374,6 @@ class PPOTrainer(Trainer):
 
         Returns:
             Policy loss, value loss, clipped share, mean ratio and router loss, [5].
-
-        Raises:
-            UserError: the loss is not finite.
         """
         args, total = self.args, torch.zeros(5, device=self.args.device)
         # The same divisor in each pass and process, which average their gradients.
@@ -400,11 +399,7 @@ class PPOTrainer(Trainer):
                         added = self.base.router_losses(routed[-1], [part.attention_mask])[0]
                         router_loss = added * (part.attention_mask.sum() / read)
                     loss = loss + router_loss
-                if not loss.isfinite():
-                    raise UserError(
-                        f"step {self.state.global_step + 1}: the loss is {loss.item()}: training has diverged. Lower "
-                        "learning_rate or cliprange, or raise beta"
-                    )
+                self._losses.append(loss.detach())
                 self.accelerator.backward(loss)
             ratio = (logps.detach() - part.logps)[part.mask].exp().sum() / tokens
             total += torch.stack([policy_loss.detach(), value_loss.detach(), clipped, ratio, router_loss.detach()])
@@ -413,11 +408,14 @@ class PPOTrainer(Trainer):
         return total
 
     def _optimizer_step(self, model: nn.Module) -> None:
-        if self.args.max_grad_norm > 0:
-            self._clip_grad_norm(model)
+        norm = self._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
+        self._get_grad_norm(model, norm)  # which ends the run where it is not finite
         self.control = self.callback_handler.on_pre_optimizer_step(self.args, self.state, self.control)
         self.optimizer.step()
         self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)
+
+    def _rows(self, micro_batches: list[int]) -> str:
+        return super()._rows(list(range(self.args.gradient_accumulation_steps)))  # an update mixes a rollout's rows
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The base class's, or the one that is there, which trains the value head too, without weight decay."""

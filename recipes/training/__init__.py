@@ -6,10 +6,15 @@ from typing import Any
 
 @functools.cache
 def extended(trainer_class: Any) -> Any:
-    """A library's trainer class with this suite's parts in front of it."""
+    """A library's trainer class with this suite's parts in front of it; those it has already are not put on again."""
     from ..parallel.checkpoints import AnyLayout
     from ..parallel.order import SameOrder
+    from .checkpoints import WholeCheckpoints
+    from .interruptions import DefinedEnds
     from .metrics import Metered
     from .optimizers import Optimizing
 
-    return type(trainer_class.__name__, (Metered, Optimizing, SameOrder, AnyLayout, trainer_class), {})
+    # The first wraps the others.
+    parts = (DefinedEnds, Metered, Optimizing, WholeCheckpoints, SameOrder, AnyLayout)
+    missing = tuple(part for part in parts if not issubclass(trainer_class, part))
+    return type(trainer_class.__name__, (*missing, trainer_class), {}) if missing else trainer_class

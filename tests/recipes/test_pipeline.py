@@ -327,10 +327,11 @@ def test_a_finished_stage_is_not_passed_over_when_its_rows_have_changed(pipeline
         run_pipeline(pipeline(), resume=True)
 
 
-def test_nothing_to_resume(pipeline):
-    with pytest.raises(UserError, match="holds no pipeline to resume: leave out --resume"):
-        run_pipeline(pipeline(), resume=True)
-    assert not Path("runs").exists()
+def test_resume_begins_where_there_is_nothing_yet(pipeline, capsys):
+    """One command begins a pipeline and goes on with it."""
+    run_pipeline(pipeline("train.max_steps=1"), resume=True)
+    assert "to train" in capsys.readouterr().out
+    assert all(metrics_of(Path("runs/toy") / name)["finished"] for name in ("sft", "more", "policy"))
 
 
 # Replacing

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,10 +23,13 @@ from ppo_runs import (
     weights,
     with_lora,
 )
+from transformers import TrainerCallback
 
 from anyformer import AnyformerForCausalLM
-from anyformer.recipes.errors import UserError
+from anyformer.recipes.errors import Terminated, UserError
 from anyformer.recipes.ppo import PPOTrainer
+from anyformer.recipes.ppo.trainer import STATE, VALUE_HEAD
+from anyformer.recipes.training.manifest import MANIFEST, missing_part
 
 make = pytest.fixture(trainer_factory)
 
@@ -41,6 +45,21 @@ if os.environ["RANK"] == "0":
     torch.save(result, sys.argv[2] + "/out.pt")
 torch.distributed.destroy_process_group()
 """
+
+
+class Terminate(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_leaves_a_whole_checkpoint_with_the_value_head(make):
+    with pytest.raises(Terminated, match="after step 2: checkpoint-2 is written"):
+        make(callbacks=[Terminate()], max_steps=4).train()
+    stopped = Path(make().args.output_dir) / "checkpoint-2"
+    assert not missing_part(stopped, checksums=True)
+    assert {VALUE_HEAD, STATE} <= set(json.loads((stopped / MANIFEST).read_text())["files"])
+    make(max_steps=4).train(resume_from_checkpoint=str(stopped))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +124,7 @@ def test_a_loss_that_is_no_number_stops_the_run(make, monkeypatch):
         return rollout
 
     monkeypatch.setattr(PPOTrainer, "rollout", spoilt)
-    with pytest.raises(UserError, match="step 2: the loss is nan"):
+    with pytest.raises(UserError, match="step 2: in micro-batch 1 of 1 the loss is nan, from rows"):
         make().train()
 
 

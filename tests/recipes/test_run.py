@@ -174,14 +174,35 @@ def test_nothing_already_written_is_lost(recipe, tmp_path):
 
 def test_resume_refuses_another_training(recipe, tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(UserError, match="holds no checkpoint to resume from"):
-        run_recipe(recipe(), resume=True)
     (folder / "checkpoint-5").mkdir(parents=True)
     (folder / "recipe.yaml").write_text(recipe().to_yaml())
     with pytest.raises(UserError, match=r"differs from the one .* in adapter, data, train.learning_rate"):
         run_recipe(recipe("adapter.r=8", "data.seed=1", "train.learning_rate=1"), resume=True)
     with pytest.raises(UserError, match=r"no checkpoint to resume from \(checkpoint-5: trainer_state.json is missing"):
         run_recipe(recipe(), resume=True)
+
+
+def test_one_command_begins_and_goes_on(recipe, tmp_path, interrupted, capsys):
+    """--resume where there is no checkpoint: the run begins, and nothing that lies in its folder is lost."""
+    from anyformer.recipes.run import _Run
+
+    said = "holds no checkpoint yet: the run begins at its first step"
+    with interrupted(_Run, "load"):
+        run_recipe(recipe("eval.samples=0"), resume=True)
+    assert said in capsys.readouterr().out
+    folder = tmp_path / "run"
+    (folder / "notes.txt").write_text("mine")
+    with interrupted():
+        run_recipe(recipe("eval.samples=0", "train.learning_rate=1e-3"), resume=True)  # no step had been made yet
+    assert said in capsys.readouterr().out
+    run_recipe(recipe("eval.samples=0", "train.learning_rate=1e-3"), resume=True)
+    assert said not in capsys.readouterr().out
+    assert metrics_of(folder)["finished"] and (folder / "notes.txt").read_text() == "mine"
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("precious")
+    with pytest.raises(UserError, match="not empty and holds no run"):
+        run_recipe(recipe(f"train.output_dir={foreign}"), resume=True)
 
 
 def test_a_broken_checkpoint_is_passed_over_with_a_warning(recipe, capsys):

@@ -1,0 +1,64 @@
+"""What is asked for: by the command line, and by what a launcher sets in the environment."""
+
+import re
+
+import pytest
+
+from anyformer.recipes.errors import UserError
+from anyformer.recipes.parallel.strategy import STRATEGIES, Parallel, asked_for, launch_file
+
+GROUP = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
+@pytest.mark.parametrize(
+    ("launch", "environ", "expected"),
+    [
+        (None, {}, Parallel()),
+        ("one", {}, Parallel()),
+        ("ddp", {}, Parallel()),  # of one process there is nothing to reduce
+        (None, GROUP, Parallel("ddp", 2, 1)),
+        ("fsdp2", GROUP, Parallel("fsdp2", 2, 1)),
+        ("tp", GROUP, Parallel("tp", 2, 1)),
+        (None, GROUP | FSDP, Parallel("fsdp2", 2, 1)),
+        ("fsdp2", GROUP | FSDP, Parallel("fsdp2", 2, 1)),
+        (None, GROUP | {"ACCELERATE_USE_DEEPSPEED": "true"}, Parallel("deepspeed", 2, 1)),
+    ],
+)
+def test_what_is_asked_for(launch, environ, expected):
+    assert asked_for(launch, None, environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("launch", "processes", "environ", "said"),
+    [
+        ("fsdp", None, GROUP, "no such strategy; there are one, ddp, fsdp2, tp, deepspeed"),
+        ("tp", None, GROUP | FSDP, "the launcher is set up for fsdp2"),
+        ("ddp", None, GROUP | FSDP, "the launcher is set up for fsdp2"),
+        (None, 4, GROUP, "--processes 4, but the launcher started 2"),
+        ("one", None, GROUP, "the launcher started 2 processes"),
+        ("fsdp2", None, {}, "one process only: it would train without being sharded"),
+        (None, None, FSDP, "one process only"),
+        (None, None, GROUP | FSDP | {"FSDP_VERSION": "1"}, "FSDP version 1: set fsdp_config.fsdp_version to 2"),
+        (None, None, GROUP | {"ACCELERATE_USE_FSDP": "true"}, "FSDP version 1"),
+        (None, None, GROUP | {"ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron-LM"),
+        # What Accelerate's MULTI_CPU leaves: an address to meet at, and nobody to meet.
+        (None, None, {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}, "started one alone"),
+    ],
+)
+def test_contradictions_are_refused(launch, processes, environ, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        asked_for(launch, processes, environ)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_each_strategy_has_a_file_that_accelerate_reads(strategy):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(launch_file(strategy)))
+    kinds = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "tp": "MULTI_GPU", "deepspeed": "DEEPSPEED"}
+    assert config.distributed_type.value == kinds[strategy] and config.num_processes == 2
+
+
+def test_only_rows_of_their_own_count():
+    assert [Parallel(s, 4, 0).replicas for s in ("ddp", "fsdp2", "tp", "deepspeed")] == [4, 4, 1, 4]
