@@ -14,6 +14,7 @@ from .configuration_anyformer import AnyformerConfig
 from .mlp import GatedMLP  # noqa: F401  registers the feed-forward blocks
 from .moe import SparseMLP
 from .norms import build_norm
+from .positions import Rotation
 from .registry import ATTENTIONS, LAYERS, MLPS
 
 Block = Callable[[torch.Tensor], torch.Tensor]
@@ -68,7 +69,7 @@ class AnyformerLayer(GradientCheckpointingLayer):
         held_values: torch.Tensor | None = None,
         *,
         attention_mask: dict[str, Any],
-        position_embeddings: dict[int, Any] | None = None,
+        position_embeddings: Rotation | None = None,
         cache: Cache | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         token_mask: torch.Tensor | None = None,
@@ -80,7 +81,9 @@ class AnyformerLayer(GradientCheckpointingLayer):
             encoder_hidden_states: [batch, source, hidden_size], where there is an encoder.
             position_bias: [batch or 1, heads, length or 1, context], added to the scores.
             held_keys, held_values: [batch, heads, held, width], of earlier tokens, where checkpointing has no cache.
-            attention_mask: by layer type; position_embeddings: by layer.
+            attention_mask: by layer type.
+            position_embeddings: this layer's cos and sin. The caller looks them up: what reads its layer's number here
+                would be compiled anew for each layer.
             token_mask: [batch, length], true for real tokens: what routers count.
         """
         own: Any = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
@@ -90,7 +93,7 @@ class AnyformerLayer(GradientCheckpointingLayer):
         def attention(x: torch.Tensor) -> torch.Tensor:
             return self.self_attn(
                 x,
-                position_embeddings=(position_embeddings or {}).get(self.place),
+                position_embeddings=position_embeddings,
                 attention_mask=attention_mask[self.layer_type],
                 position_bias=position_bias,
                 cache=own,

@@ -181,8 +181,11 @@ def linear_cross_entropy(
 
 def is_plain(head: nn.Module) -> bool:
     """Whether a weight and a bias are all that a head is: no adapter, hook, quantised or distributed weight."""
-    hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
-    if type(head) is not nn.Linear or "forward" in vars(head) or any(hooks):
+    inner = getattr(head, "_orig_mod", head)  # what torch.compile has wrapped
+    for module in (head, inner):
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            return False
+    if type(inner) is not nn.Linear or "forward" in vars(inner):
         return False
     return type(head.weight) in (nn.Parameter, torch.Tensor)
 

@@ -382,7 +382,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 biases.get(layer.layer_type),
                 *held.get(index, ()),
                 attention_mask=masks,
-                position_embeddings=rotations,
+                position_embeddings=rotations.get(layer.place),
                 position_ids=position_ids,
                 cache=cache,
                 use_cache=use_cache,
