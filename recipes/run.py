@@ -3,8 +3,6 @@
 import copy
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +14,10 @@ from .console import make_console, show_next, show_plan, show_result
 from .disk import write_fault
 from .errors import UserError
 from .models import hub_id
-from .parallel.limits import check_spread
+from .parallel.limits import check_spread, gets_its_part_later
 from .parallel.world import current, main_first, wait
 from .prepare import Prepared, prepare
+from .run_checks import check_inputs_survive, check_rows_a_step, faults_told, may_begin
 from .run_folder import ADAPTER, FIGURES, RunFolder, holds_last_step
 from .schema import Recipe
 from .training.processes import of_first_process
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# Keys of a LoRA that starts without a look at the weights it is put on.
-LORA_WITHOUT_WEIGHTS = {"r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "bias", "exclude_modules"}
 # Packages whose versions decide what a run computes.
 VERSIONED = ("anyformer", "torch", "transformers", "peft", "trl", "accelerate", "datasets")
 
@@ -87,49 +84,6 @@ def run_recipe(
     return folder.path
 
 
-def may_begin(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
-    """Whether the run goes on from a checkpoint; asked of the first process, which puts right what a kill has left.
-
-    Raises:
-        UserError: the run may not use the folder, or its result could not be pushed.
-    """
-    if resume:
-        folder.recover()
-    folder.check(recipe.to_yaml(), resume=resume, overwrite=overwrite)
-    check_repository(recipe)
-    return resume and bool(folder.checkpoints)
-
-
-@contextmanager
-def faults_told(folder: Path | None = None) -> Iterator[None]:
-    """Faults of a model or of the machine in the user's terms.
-
-    Args:
-        folder: that is written into.
-
-    Raises:
-        UserError: a model that cannot be converted, a device without room, or a disk that cannot be written.
-    """
-    import torch
-
-    from ..modeling.interop import ConversionError
-
-    try:
-        yield
-    except ConversionError as error:
-        raise UserError(str(error)) from error
-    except OSError as error:
-        if not (reason := write_fault(error)):
-            raise
-        place = error.filename or folder or "a file"
-        raise UserError(f"{place} cannot be written: {reason}. Mend it, then go on with --resume") from error
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            "the memory of the device is full. Lower train.per_device_train_batch_size or train.max_length, or set "
-            "train.gradient_checkpointing: true"
-        ) from error
-
-
 class _Run:
     """One run after its plan: from loading the weights to the last line printed."""
 
@@ -186,7 +140,7 @@ class _Run:
         from .models import empty_model, load_model, with_head
 
         config, seed, head = copy.deepcopy(self.prepared.config), self.prepared.arguments.seed, self.objective.head
-        if gets_its_part_later(self.recipe):
+        if gets_its_part_later(self.recipe, current()):
             config.vocab_size, self.family = self.prepared.rows, config.model_type
             section = self.recipe.model
             return empty_model(config, head, section.attn_implementation, _dtype(section.dtype))
@@ -492,60 +446,6 @@ def _seed(seed: int) -> None:
     from transformers import set_seed
 
     set_seed(seed)
-
-
-def check_inputs_survive(recipe: Recipe, folder: Path) -> None:
-    """Raises:
-    UserError: what the run reads lies in the folder that it writes.
-    """
-    from .data.sources import local_places
-
-    names = [name for value in (recipe.data.source, recipe.data.eval_source) for name in local_places(value)]
-    for name in [recipe.model.path, recipe.model.tokenizer, recipe.adapter.path, *names]:
-        if name and Path(name).exists() and Path(name).resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"train.output_dir {folder} holds {name}, which the run reads: choose another folder")
-    for name in names:
-        place = Path(name).expanduser()
-        if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
-            raise UserError(
-                f"train.output_dir {folder} lies in the folder {name}, all of which is read as data, also what the run "
-                "writes: choose another folder, or a glob such as '*.jsonl'"
-            )
-
-
-def check_rows_a_step(folder: RunFolder, rows: int, *, resume: bool) -> None:
-    """Raises:
-    UserError: a run goes on with other rows a step, as with more processes of as many rows each.
-    """
-    before = folder.metrics.get("rows_a_step", rows) if resume else rows
-    if before != rows:
-        raise UserError(
-            f"{folder.path} was started with {before} rows a step, now it is {rows}: a resumed run must train the "
-            f"same. Set train.global_batch_size: {before}, which any number of processes shares"
-        )
-
-
-def gets_its_part_later(recipe: Recipe) -> bool:
-    """Whether this process needs no weights of its own: the first one hands out parts of what it has read."""
-    adapter, quantized = recipe.adapter, recipe.model.quantization is not None
-    plain = adapter.in_place or (adapter.kind == "lora" and set(adapter.arguments()) <= LORA_WITHOUT_WEIGHTS)
-    return (
-        current().strategy == "fsdp2"
-        and not current().main
-        and plain
-        and not quantized
-        and recipe.model.dtype != "auto"
-    )
-
-
-def check_repository(recipe: Recipe) -> None:
-    """Raises:
-    UserError: the result cannot be pushed where the recipe says.
-    """
-    if recipe.hub is not None:
-        from .hub import check_push
-
-        check_push(recipe.hub.repo, private=recipe.hub.private, revision=recipe.hub.revision)
 
 
 def _data_metrics(prepared: Prepared) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def show_data(
     Raises:
         UserError: whatever is wrong with the recipe or its data, or a page that cannot be written.
     """
-    from ..run import faults_told
+    from ..run_checks import faults_told
     from .terminal import show
 
     if html is not None and html.is_dir():

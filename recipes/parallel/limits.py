@@ -6,6 +6,8 @@ from ..adapters.saved import SOFT_PROMPTS
 from ..errors import UserError
 from .strategy import Parallel
 
+# Keys of a LoRA that starts without a look at the weights it is put on.
+LORA_WITHOUT_WEIGHTS = {"r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "bias", "exclude_modules"}
 # Position embeddings that add a bias to each head's scores.
 PER_HEAD = ("alibi", "relative")
 # Sizes that tensor parallelism divides among the processes.
@@ -30,6 +32,15 @@ def check_spread(recipe: Any, config: Any, parallel: Parallel) -> None:
             "--launch fsdp2 cannot split an embedding that encoder and decoder share: use ddp, or set "
             "model.config.share_embeddings: false"
         )
+
+
+def gets_its_part_later(recipe: Any, parallel: Parallel) -> bool:
+    """Whether this process needs no weights of its own: the first one hands out parts of what it has read."""
+    adapter, quantized = recipe.adapter, recipe.model.quantization is not None
+    plain = adapter.in_place or (adapter.kind == "lora" and set(adapter.arguments()) <= LORA_WITHOUT_WEIGHTS)
+    return (
+        parallel.strategy == "fsdp2" and not parallel.main and plain and not quantized and recipe.model.dtype != "auto"
+    )
 
 
 def check_splits(config: Any, processes: int) -> None:
