@@ -12,7 +12,8 @@ from .adapters.bases import check_base_can_be_named
 from .console import make_console, show_plan
 from .errors import UserError
 from .prepare import Prepared, model_of, prepare
-from .run import check_inputs_survive, check_repository, faults_told, run_recipe
+from .run import run_recipe
+from .run_checks import check_inputs_survive, check_repository, faults_told
 from .run_folder import METRICS, RECIPE, Record, RunFolder, changed_training
 from .schema import OBJECTIVES, Recipe
 from .stages import Pipeline, Stage
