@@ -60,7 +60,7 @@ KNOWN = {
     "mini-bert": (2048 + 128 + 2) * 256 + 512 + 4 * (262_144 + 1024 + 524_288 + 1280 + 1024) + 65_792,
     "mini-gpt": 19_665_408,
     # By hand: one table, four layers of attention, gated feed-forward and two norms, the last norm.
-    "mini-llama": 2048 * 384 + 4 * (589_824 + 1_179_648 + 768) + 384,
+    "mini-llama": 2048 * 320 + 4 * (409_600 + 860_160 + 640) + 320,
     # By hand: the shared table, three encoder and three decoder layers, two last norms.
     "mini-transformer": 32000 * 128 + 3 * (65_536 + 131_712 + 512) + 3 * (131_072 + 131_712 + 768) + 512,
     "mistral-7b": 7_241_732_096,
