@@ -5,10 +5,12 @@ import json
 import pytest
 from recipe_files import fault, write
 from transformers import AutoTokenizer
+from tuning import assert_equal_weights
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.prepare import prepare
+from anyformer.recipes.run import run_recipe
 from anyformer.recipes.tokens.byte_tokenizer import SPECIAL
 from anyformer.recipes.tokens.learned_tokenizer import learn_tokenizer, learned_size
 
@@ -92,3 +94,19 @@ def test_what_cannot_be_learned_from_is_refused():
     assert "model.tokenizer: 'builtin:bpe:many' names no size" in said
     said = fault(recipe("{path: some/model, tokenizer: 'builtin:bpe:4096'}"))
     assert "is learned for a new model (model.preset)" in said
+
+
+@pytest.mark.usefixtures("here")
+def test_a_resumed_run_learns_the_same_tokenizer(interrupted):
+    write("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), "texts.jsonl")
+    text = recipe(NEW.replace("num_hidden_layers: 1", "num_hidden_layers: 1, hidden_size: 32, num_attention_heads: 2"))
+    text = text.replace("max_steps: 1", "max_steps: 24, save_steps: 17, per_device_train_batch_size: 2")
+    name = write(text + "eval: {samples: 0}\n")
+    whole = run_recipe(load_recipe(name, ["train.output_dir=whole"]))
+    halted = load_recipe(name, ["train.output_dir=halted"])
+    with interrupted():
+        run_recipe(halted)
+    resumed = run_recipe(halted, resume=True)
+    assert_equal_weights(whole, resumed)
+    one, other = ((folder / "tokenizer.json").read_bytes() for folder in (whole, resumed))
+    assert one == other
