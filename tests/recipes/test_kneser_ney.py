@@ -1,6 +1,7 @@
 """The n-gram model that a pretraining is compared with."""
 
 import importlib.util
+import json
 import math
 import sys
 from collections import Counter, defaultdict
@@ -8,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recipe_files import write
 
+from anyformer.recipes.loading import load_recipe
+from anyformer.recipes.run import run_recipe
 from anyformer.recipes.tokens.byte_tokenizer import byte_tokenizer
 
-_FILE = Path(__file__).parents[1] / "benchmarks" / "kneser_ney.py"
+_FILE = Path(__file__).parents[2] / "benchmarks" / "kneser_ney.py"
 _SPEC = importlib.util.spec_from_file_location("kneser_ney", _FILE)
 assert _SPEC is not None and _SPEC.loader is not None
 kneser_ney = importlib.util.module_from_spec(_SPEC)
@@ -144,3 +148,33 @@ def test_bytes_of_tokens():
     assert sizes[tokenizer(text)["input_ids"]].sum() == len(text.encode())
     assert sizes[: len(tokenizer) - 256].sum() == 0
     assert math.isclose(sizes[-256:].mean(), 1)
+
+
+RECIPE = """
+model: {preset: mini-llama, tokenizer: 'builtin:bpe:280', config: {num_hidden_layers: 1, hidden_size: 32}}
+data: {source: texts.jsonl, eval_fraction: 0.3}
+objective: {kind: pretrain, max_length: 16}
+train: {max_steps: 1, output_dir: run}
+eval: {samples: 0}
+"""
+
+
+def test_both_models_are_measured_on_the_same_tokens(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"the number {n} follows {n - 1}, and {'é' * (n % 7)} follows both" for n in range(60)]
+    write("".join(json.dumps({"text": row}) + "\n" for row in rows), "texts.jsonl")
+    folder = run_recipe(
+        load_recipe(write(RECIPE.replace("hidden_size: 32", "hidden_size: 32, num_attention_heads: 2")))
+    )
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    train, held, tokenizer = kneser_ney.prepared(str(folder / "recipe.yaml"), [])
+    texts = [tokenizer.decode(document[:-1]) for document in (*train.documents, *held.documents)]
+    assert sorted(texts) == sorted(rows) and len(held.documents) == 18  # 0.3 of 60
+    assert held.measured.sum() == metrics["after"]["tokens"]
+    monkeypatch.setattr(sys, "argv", ["kneser_ney.py", str(folder), "--order", "3"])
+    kneser_ney.main()
+    said = capsys.readouterr().out
+    model = kneser_ney.KneserNey(train.documents, len(tokenizer), 3)
+    loss = -np.log(model.document_probabilities(held.documents)[held.measured]).mean()
+    assert f"3-gram: {loss:.4f} nats a token, perplexity {math.exp(loss):.2f}" in said
+    assert f"run: {metrics['after']['loss']:.4f} nats a token, perplexity {metrics['after']['perplexity']:.2f}" in said
