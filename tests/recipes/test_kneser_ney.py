@@ -151,7 +151,10 @@ def test_bytes_of_tokens():
 
 
 RECIPE = """
-model: {preset: mini-llama, tokenizer: 'builtin:bpe:280', config: {num_hidden_layers: 1, hidden_size: 32}}
+model:
+  preset: mini-llama
+  tokenizer: builtin:bpe:280
+  config: {num_hidden_layers: 1, hidden_size: 64, num_attention_heads: 2}
 data: {source: texts.jsonl, eval_fraction: 0.3}
 objective: {kind: pretrain, max_length: 16}
 train: {max_steps: 1, output_dir: run}
@@ -163,9 +166,7 @@ def test_both_models_are_measured_on_the_same_tokens(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     rows = [f"the number {n} follows {n - 1}, and {'é' * (n % 7)} follows both" for n in range(60)]
     write("".join(json.dumps({"text": row}) + "\n" for row in rows), "texts.jsonl")
-    folder = run_recipe(
-        load_recipe(write(RECIPE.replace("hidden_size: 32", "hidden_size: 32, num_attention_heads: 2")))
-    )
+    folder = run_recipe(load_recipe(write(RECIPE)))
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     train, held, tokenizer = kneser_ney.prepared(str(folder / "recipe.yaml"), [])
     texts = [tokenizer.decode(document[:-1]) for document in (*train.documents, *held.documents)]
