@@ -135,6 +135,8 @@ class AnyformerConfig(PreTrainedConfig):
             weights, on what each block adds, inside the feed-forward block, on the embeddings.
         loss_chunk_size: tokens whose logits exist at a time in training mode. A language model given labels for more
             tokens than that computes the same loss chunk by chunk and returns no `logits`; 0: never in chunks.
+        z_loss_coef: factor of the z-loss log(Z)^2 that language models add in training mode (PaLM, arXiv:2204.02311,
+            sec. 5, has 1e-4).
         initialization: "normal" (standard deviation `initializer_range`), "depth_scaled" (projections into the
             residual stream divided by sqrt(2 * layers): GPT-2) or "fan_in" (1 / sqrt(inputs)).
         initializer_ranges: standard deviations of parts that differ: embeddings, attention, mlp, router, head.
@@ -259,6 +261,7 @@ class AnyformerConfig(PreTrainedConfig):
     activation_dropout: int | float = 0.0
     embedding_dropout: int | float = 0.0
     loss_chunk_size: int = 1024
+    z_loss_coef: int | float = 0.0
     initialization: str = "normal"
     initializer_range: int | float = 0.02
     initializer_ranges: dict[str, float] | None = None

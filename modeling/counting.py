@@ -38,6 +38,31 @@ class Counts:
         return self.cache_values_per_token * bytes_per_value
 
 
+@dataclass(frozen=True)
+class ForwardFlops:
+    """FLOPs of a forward pass over rows of any lengths.
+
+    An encoder-decoder has a source, read by the encoder, and a target; other shapes have a target alone.
+
+    Attributes:
+        token, source_token: of each token of the target and the source.
+        logit: of each place of the target whose logits are computed.
+        pair, source_pair, crossing: of each pair of positions within the target, within the source, and of one of each.
+    """
+
+    token: int
+    logit: int
+    pair: int
+    source_token: int = 0
+    source_pair: int = 0
+    crossing: int = 0
+
+    def of(self, target: Any, logits: Any, source: Any = 0) -> Any:
+        """FLOPs of rows of `target` and `source` tokens with `logits` places in the head: numbers or tensors [rows]."""
+        alone = self.token * target + self.pair * target * target + self.logit * logits
+        return alone + (self.source_token + self.source_pair * source + self.crossing * target) * source
+
+
 PARTS = {
     "router": (".router.", ".shared_expert_gate."),
     "experts": (".experts.",),
@@ -71,12 +96,37 @@ def count(config: Any, sequence_length: int = 1, head: str | None = None) -> Cou
     idle = 0
     if config.num_experts:
         idle = parameters["experts"] // config.num_experts * (config.num_experts - config.num_experts_per_tok)
-    flops = sum(_linear_flops(name, module, config) for name, module in model.named_modules()) * sequence_length
+    sides = (sequence_length, sequence_length, sequence_length if config.architecture == "encoder-decoder" else 0)
     return Counts(
         parameters,
         sum(parameters.values()) - idle,
-        flops + _attention_flops(config) * sequence_length**2,
+        _flops_of(model, config).of(*sides),
         0 if config.architecture == "encoder" else config.num_hidden_layers * _cached_values(config),
+    )
+
+
+def forward_flops(config: Any, head: str | None = None) -> ForwardFlops:
+    """The FLOPs of a forward pass, for rows whose lengths are not known yet; arguments and errors as of `count`."""
+    return _flops_of(_empty_model(config, head or _HEADS[config.architecture]), config)
+
+
+def _flops_of(model: Any, config: Any) -> ForwardFlops:
+    token = source = logit = 0
+    for name, module in model.named_modules():
+        flops = _linear_flops(name, module, config)
+        if ".encoder." in f".{name}" or name.endswith(("cross_attn.k_proj", "cross_attn.v_proj")):
+            source += flops
+        elif ".lm_head" in f".{name}":
+            logit += flops
+        else:
+            token += flops
+    heads, layers = 2 * config.num_attention_heads, config.num_hidden_layers
+    width = config.qk_head_dim + config.v_head_dim if config.attention == "mla" else 2 * config.head_dim
+    if config.architecture != "encoder-decoder":
+        return ForwardFlops(token, logit, heads * width * layers)
+    crossing = heads * 2 * (config.qk_head_dim or config.head_dim) * layers
+    return ForwardFlops(
+        token, logit, heads * width * layers, source, heads * width * config.num_encoder_layers, crossing
     )
 
 
@@ -105,20 +155,6 @@ def _linear_flops(name: str, module: torch.nn.Module, config: Any) -> int:
     if name.endswith(".router"):
         return 2 * config.hidden_size * config.num_experts
     return 0
-
-
-def _attention_flops(config: Any) -> int:
-    """FLOPs of scores and weighted values for each pair of positions, over all layers."""
-    heads = config.num_attention_heads
-    width = config.qk_head_dim + config.v_head_dim if config.attention == "mla" else 2 * config.head_dim
-    crossing = 2 * (config.qk_head_dim or config.head_dim)
-    if config.architecture != "encoder-decoder":
-        return 2 * heads * width * config.num_hidden_layers
-    return (
-        2
-        * heads
-        * (width * (config.num_hidden_layers + config.num_encoder_layers) + crossing * config.num_hidden_layers)
-    )
 
 
 def _cached_values(config: Any) -> int:

@@ -133,19 +133,21 @@ class AnyformerForCausalLM(GenerationHead):
         )
         kept = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
         total = kwargs.get("num_items_in_batch")
-        loss = logits = extra = None
+        loss = logits = extra = z = None
         # A loss function that somebody has put in its place wants logits.
         if targets is not None and self._chunks(kept) and self.loss_function is causal_lm_loss:
             pairs = next_tokens(kept, labels, kwargs.get("shift_labels"))
-            loss = self._chunked_loss(*pairs, total, kwargs.get("ignore_index", IGNORED))
+            loss, z = self._chunked_loss(*pairs, total, kwargs.get("ignore_index", IGNORED))
         else:
             logits = self.logits_of(kept)
             if targets is not None:
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+                pairs = next_tokens(logits, labels, kwargs.get("shift_labels"))
+                loss, z = self._with_z_loss(loss, *pairs, total, kwargs.get("ignore_index", IGNORED))
         if targets is not None:
             items = (targets != IGNORED).sum()
             loss, extra = self._add_router_losses(loss, outputs, [attention_mask], items, total)
-        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra)
+        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra, z_loss=z)
 
 
 class AnyformerForConditionalGeneration(GenerationHead):
@@ -214,9 +216,9 @@ class AnyformerForConditionalGeneration(GenerationHead):
             **self._router_arguments(labels, kwargs),
         )
         kept = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
-        loss, logits = self._loss_and_logits(kept, labels, num_items_in_batch)
+        loss, logits, z = self._loss_and_logits(kept, labels, num_items_in_batch)
         extra = None
         if labels is not None:
             masks, items = [attention_mask, decoder_attention_mask], (labels != IGNORED).sum()
             loss, extra = self._add_router_losses(loss, outputs, masks, items, num_items_in_batch)
-        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra)
+        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra, z_loss=z)

@@ -22,6 +22,7 @@ from .losses import (
     recomputed_cross_entropy,
     supervised_loss,
     token_loss,
+    z_loss,
 )
 from .norms import build_norm
 from .outputs import AnyformerHeadOutput
@@ -61,28 +62,51 @@ class LanguageModelHead(AnyformerHead):
 
     def _chunked_loss(
         self, hidden_states: torch.Tensor, targets: torch.Tensor, items: Count, ignore_index: int = IGNORED
-    ) -> torch.Tensor:
-        """`token_loss` of the logits of hidden states [..., hidden_size], `config.loss_chunk_size` tokens at a time."""
-        size = self.config.loss_chunk_size
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`_with_z_loss` of the `token_loss` of hidden states [..., hidden_size], `config.loss_chunk_size` tokens at a
+        time."""
+        size, z_coef = self.config.loss_chunk_size, self.config.z_loss_coef
 
         def total_of(states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             if is_plain(self.lm_head) and type(self).logits_of is LanguageModelHead.logits_of:
-                return linear_cross_entropy(self._transformed(states), targets, self.lm_head, self._scaled, size)
-            return recomputed_cross_entropy(states, targets, self.logits_of, size)
+                return linear_cross_entropy(
+                    self._transformed(states), targets, self.lm_head, self._scaled, size, z_coef
+                )
+            return recomputed_cross_entropy(states, targets, self.logits_of, size, z_coef)
 
-        return supervised_loss(hidden_states, targets, total_of, items, ignore_index)
+        loss = supervised_loss(hidden_states, targets, total_of, items, ignore_index)
+        return (loss[0], loss[1].detach()) if z_coef else (loss, None)
 
-    def _loss_and_logits(self, hidden_states: torch.Tensor, labels: Any, items: Count) -> tuple[Any, Any]:
-        """The loss of labels that stand beside the hidden states they belong to, and the logits; None for what is not.
+    def _with_z_loss(
+        self, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, items: Count, ignore_index: int = IGNORED
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A loss with `config.z_loss_coef` times the z-loss, and the z-loss alone without gradient; in training mode
+        only, and None where there is none.
+
+        Args:
+            logits: [..., vocab_size] that belong to targets [...].
+        """
+        if not (self.training and self.config.z_loss_coef):
+            return loss, None
+        z = z_loss(logits, targets, items, ignore_index)
+        return loss + self.config.z_loss_coef * z, z.detach()
+
+    def _loss_and_logits(self, hidden_states: torch.Tensor, labels: Any, items: Count) -> tuple[Any, Any, Any]:
+        """The loss of labels that stand beside the hidden states they belong to, the logits, and the z-loss; None for
+        what is not.
 
         Args:
             hidden_states: [batch, length, hidden_size]. labels: [batch, length] or None.
             items: number of targets of the whole batch, or None.
         """
         if labels is not None and self._chunks(hidden_states):
-            return self._chunked_loss(hidden_states, labels, items), None
+            loss, z = self._chunked_loss(hidden_states, labels, items)
+            return loss, None, z
         logits = self.logits_of(hidden_states)
-        return None if labels is None else token_loss(logits, labels, items), logits
+        if labels is None:
+            return None, logits, None
+        loss, z = self._with_z_loss(token_loss(logits, labels, items), logits, labels, items)
+        return loss, logits, z
 
 
 class HeadTransform(nn.Module):
@@ -132,12 +156,12 @@ class AnyformerForMaskedLM(LanguageModelHead):
             inputs_embeds=inputs_embeds,
             **self._router_arguments(labels, kwargs),
         )
-        loss, logits = self._loss_and_logits(outputs.last_hidden_state, labels, num_items_in_batch)
+        loss, logits, z = self._loss_and_logits(outputs.last_hidden_state, labels, num_items_in_batch)
         extra = None
         if labels is not None:
             items = (labels != IGNORED).sum()
             loss, extra = self._add_router_losses(loss, outputs, [attention_mask], items, num_items_in_batch)
-        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra)
+        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra, z_loss=z)
 
 
 class AnyformerForPreTraining(LanguageModelHead):
@@ -182,7 +206,7 @@ class AnyformerForPreTraining(LanguageModelHead):
             inputs_embeds=inputs_embeds,
             **self._router_arguments(labels, kwargs),
         )
-        loss, prediction = self._loss_and_logits(outputs.last_hidden_state, labels, num_items_in_batch)
+        loss, prediction, z = self._loss_and_logits(outputs.last_hidden_state, labels, num_items_in_batch)
         relation = self.nsp_head(outputs.pooler_output)
         extra = None
         if labels is not None:
@@ -197,6 +221,5 @@ class AnyformerForPreTraining(LanguageModelHead):
                 each = nn.functional.cross_entropy(relation.float(), targets, reduction="none")  # [batch]
                 follows = (each * (labels != IGNORED).sum(-1)).sum() / num_items_in_batch
             loss = follows if loss is None else loss + follows
-        return self._output(
-            outputs, loss=loss, prediction_logits=prediction, seq_relationship_logits=relation, aux_loss=extra
-        )
+        logits = {"prediction_logits": prediction, "seq_relationship_logits": relation}
+        return self._output(outputs, loss=loss, **logits, aux_loss=extra, z_loss=z)

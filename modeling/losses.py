@@ -46,6 +46,16 @@ def _warn_of_no_target(rows: int) -> None:
     )
 
 
+def z_loss(
+    logits: torch.Tensor, targets: torch.Tensor, num_items_in_batch: Count = None, ignore_index: int = IGNORED
+) -> torch.Tensor:
+    """log(Z)^2 with Z the sum of exp(logits), which keeps Z near 1 (PaLM, arXiv:2204.02311, sec. 5), where there is a
+    target; arguments and divisor as of `token_loss`."""
+    supervised = targets.to(logits.device) != ignore_index
+    squares = torch.logsumexp(logits.float(), dim=-1) ** 2
+    return _divide(squares.masked_fill(~supervised, 0).sum(), supervised.sum(), num_items_in_batch)
+
+
 def _divide(total: torch.Tensor, here: torch.Tensor, num_items_in_batch: Count) -> torch.Tensor:
     divisor = here.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
     return total / (divisor.to(total.device) if isinstance(divisor, torch.Tensor) else divisor)
@@ -96,7 +106,8 @@ def supervised_loss(
     """As `token_loss`, but of hidden states [..., hidden_size]: those without a target never become logits.
 
     Args:
-        total_of: the summed cross-entropy of states [tokens, hidden_size] and targets [tokens]; there may be none.
+        total_of: the summed cross-entropy of states [tokens, hidden_size] and targets [tokens], or several sums
+            [n]; there may be no token.
 
     Raises:
         ValueError: not one target for each hidden state.
@@ -113,22 +124,29 @@ def supervised_loss(
 
 
 def recomputed_cross_entropy(
-    states: torch.Tensor, targets: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor], chunk_size: int
+    states: torch.Tensor,
+    targets: torch.Tensor,
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    chunk_size: int,
+    z_coef: float = 0.0,
 ) -> torch.Tensor:
-    """Summed cross-entropy through any head, `chunk_size` tokens at a time; backward computes their logits again.
+    """As `linear_cross_entropy`, but through any head: backward computes the logits of a chunk again.
 
     Args:
-        states: [tokens, hidden_size]. targets: [tokens].
         logits_of: [tokens, hidden_size] -> [tokens, classes].
     """
 
     def total_of(states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = logits_of(states).float()
-        return nn.functional.cross_entropy(logits, targets.to(logits.device), reduction="sum")
+        total = nn.functional.cross_entropy(logits, targets.to(logits.device), reduction="sum")
+        if not z_coef:
+            return total
+        z = (torch.logsumexp(logits, dim=-1) ** 2).sum()
+        return torch.stack([total + z_coef * z, z.detach()])
 
     # Without any token there is one empty chunk, which keeps the loss of 0 connected to the head.
     chunks = zip(states.split(chunk_size), targets.split(chunk_size), strict=True)
-    return torch.stack([checkpoint(total_of, *chunk, use_reentrant=False) for chunk in chunks]).sum()
+    return torch.stack([checkpoint(total_of, *chunk, use_reentrant=False) for chunk in chunks]).sum(0)
 
 
 def linear_cross_entropy(
@@ -137,6 +155,7 @@ def linear_cross_entropy(
     head: nn.Linear,
     finish: Callable[[torch.Tensor], torch.Tensor],
     chunk_size: int,
+    z_coef: float = 0.0,
 ) -> torch.Tensor:
     """Summed cross-entropy behind a linear layer, `chunk_size` tokens at a time; nothing is computed twice.
 
@@ -147,12 +166,17 @@ def linear_cross_entropy(
         states: [tokens, hidden_size]. targets: [tokens].
         head: a plain layer, as `is_plain`.
         finish: what is done with each logit behind the head, without parameters.
+        z_coef: factor of the z-loss.
+
+    Returns:
+        The sum; with a factor two values: the sum with `z_coef` times the z-loss, and the summed z-loss alone.
     """
     tensors = [states, head.weight, head.bias]
     if torch.is_autocast_enabled(states.device.type):
         dtype = torch.get_autocast_dtype(states.device.type)
         tensors = [tensor if tensor is None else tensor.to(dtype) for tensor in tensors]
-    return _LinearCrossEntropy.apply(*tensors, targets, finish, chunk_size)
+    totals = _LinearCrossEntropy.apply(*tensors, targets, finish, chunk_size, z_coef)
+    return totals if z_coef else totals[0]
 
 
 def is_plain(head: nn.Module) -> bool:
@@ -190,16 +214,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: torch.Tensor,
         finish: Callable[[torch.Tensor], torch.Tensor],
         chunk_size: int,
+        z_coef: float,
     ) -> torch.Tensor:
         by_states, by_weight, by_bias = ctx.needs_input_grad[:3]
         grad_states = torch.empty_like(states) if by_states else None
         grad_weight = _zeros_for_a_sum(weight) if by_weight else None
         grad_bias = _zeros_for_a_sum(bias) if by_bias and bias is not None else None
-        total = torch.zeros((), device=states.device)
+        totals = torch.zeros(2, device=states.device)
         for start in range(0, len(states), chunk_size):
             part = slice(start, start + chunk_size)
-            loss, slope = _loss_and_slope(nn.functional.linear(states[part], weight, bias), targets[part], finish)
-            total += loss
+            logits = nn.functional.linear(states[part], weight, bias)
+            losses, slope = _losses_and_slope(logits, targets[part], finish, z_coef)
+            totals += losses
             if grad_states is not None:
                 grad_states[part] = slope @ weight
             if grad_weight is not None:
@@ -209,16 +235,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     grad_weight += slope.T @ states[part]
             if grad_bias is not None:
                 grad_bias += slope.sum(0, dtype=grad_bias.dtype)
-            del slope  # before the next chunk's logits are there
+            del logits, slope  # before the next chunk's logits are there
         ctx.save_for_backward(grad_states, grad_weight, grad_bias)
         ctx.dtype = states.dtype
-        return total
+        return totals
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grads = [None if grad is None else (grad * scale).to(ctx.dtype) for grad in ctx.saved_tensors]
-        return (*grads, None, None, None)
+    def backward(ctx: Any, scales: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grads = [None if grad is None else (grad * scales[0]).to(ctx.dtype) for grad in ctx.saved_tensors]
+        return (*grads, None, None, None, None)
 
 
 def _zeros_for_a_sum(tensor: torch.Tensor) -> torch.Tensor:
@@ -226,16 +252,23 @@ def _zeros_for_a_sum(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _loss_and_slope(
-    logits: torch.Tensor, targets: torch.Tensor, finish: Callable[[torch.Tensor], torch.Tensor]
+def _losses_and_slope(
+    logits: torch.Tensor, targets: torch.Tensor, finish: Callable[[torch.Tensor], torch.Tensor], z_coef: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summed cross-entropy in fp32 of `finish(logits)`, and its gradient by logits [tokens, classes]."""
+    """Summed cross-entropy in fp32 of `finish(logits)` with `z_coef` times the z-loss, and the z-loss alone, as [2];
+    and the gradient of the first by logits [tokens, classes]."""
     with torch.enable_grad():
         finished = finish(logits.requires_grad_()).float()
     slope = nn.functional.log_softmax(finished.detach(), dim=-1)
     loss = nn.functional.nll_loss(slope, targets, reduction="sum")
-    slope.exp_()[torch.arange(len(targets), device=targets.device), targets] -= 1
-    return loss, torch.autograd.grad(finished, logits, slope)[0]
+    z = torch.zeros_like(loss)
+    slope.exp_()
+    if z_coef:
+        log_z = torch.logsumexp(finished.detach(), dim=-1, keepdim=True)
+        z = (log_z**2).sum()
+        slope *= 1 + 2 * z_coef * log_z  # of log(Z)^2 by a logit: 2 log(Z) times its probability
+    slope[torch.arange(len(targets), device=targets.device), targets] -= 1
+    return torch.stack([loss + z_coef * z, z]), torch.autograd.grad(finished, logits, slope)[0]
 
 
 def sequence_classification_loss(

@@ -44,6 +44,7 @@ class AnyformerHeadOutput(ModelOutput):
         start_logits, end_logits: [batch, length], of an extractive question-answering head.
         prediction_logits, seq_relationship_logits: [batch, length, vocab_size] and [batch, 2] of the pretraining head.
         aux_loss: the load-balancing loss, which `loss` holds times `router_aux_loss_coef`.
+        z_loss: in training mode, the mean of log(Z)^2, which `loss` holds times `z_loss_coef`; without gradient.
     """
 
     loss: torch.Tensor | None = None
@@ -53,6 +54,7 @@ class AnyformerHeadOutput(ModelOutput):
     prediction_logits: torch.Tensor | None = None
     seq_relationship_logits: torch.Tensor | None = None
     aux_loss: torch.Tensor | None = None
+    z_loss: torch.Tensor | None = None
     cache: Cache | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
     attentions: tuple[torch.Tensor, ...] | None = None

@@ -280,7 +280,7 @@ def _number_problems(config: Any) -> Iterator[str]:
         value = getattr(config, name)
         if not (value > 0 and math.isfinite(value)):
             yield f"{name}={value!r} must be a finite number above 0"
-    for name in ("router_aux_loss_coef", "router_z_loss_coef", "router_bias_update_rate"):
+    for name in ("router_aux_loss_coef", "router_z_loss_coef", "router_bias_update_rate", "z_loss_coef"):
         value = getattr(config, name)
         if not (value >= 0 and math.isfinite(value)):
             yield f"{name}={value!r} must be a finite number of at least 0"

@@ -1,10 +1,13 @@
 """The trainers' own config classes, filled from a recipe's `train` section and from what the machine decides."""
 
 import importlib
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+from .parallel.world import current
+from .schema.sections import GLOBAL_BATCH
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -14,7 +17,8 @@ def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "Traini
     """The trainer's config for a recipe's `train` section.
 
     What the recipe leaves open and the machine decides: bf16 mixed precision only where the processor multiplies
-    bf16 faster than fp32, pinned memory only beside a GPU.
+    bf16 faster than fp32, pinned memory only beside a GPU, the fused AdamW where torch has it for the device. A run has
+    the name of its folder. `optim: muon` is the suite's: `Optimizing` reads it from the attribute `muon`.
 
     Args:
         where: module and name of the config class.
@@ -24,18 +28,60 @@ def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "Traini
     """
     import torch
 
+    from .training.optimizers import MUON, fused_adamw_runs, muon_settings
+
     module, name = where
-    gpu = torch.cuda.is_available()
+    train, gpu = dict(train), torch.cuda.is_available()
+    rows = train.pop(GLOBAL_BATCH, None)
     values: dict[str, Any] = {"dataloader_pin_memory": gpu, "report_to": "none", "disable_tqdm": False}
     values["logging_nan_inf_filter"] = False  # a loss that is not a number must be seen, not averaged away
+    if current().processes > 1 and not torch.accelerator.is_available():
+        values["use_cpu"] = True  # else each process would train by itself
     if "bf16" not in train and not train.get("fp16"):
         values["bf16"] = torch.cuda.is_bf16_supported() if gpu else _cpu_has_amx()
+    muon = train.get("optim") == MUON
+    if "optim" not in train and not fused_adamw_runs(torch.device("cuda" if gpu else "cpu")):
+        values["optim"] = "adamw_torch"  # which takes foreach where that is faster
+    values["run_name"] = Path(train["output_dir"]).name if train.get("output_dir") else None
+    given = train | {"optim": "adamw_torch", "optim_args": None} if muon else train
     try:
-        arguments = getattr(importlib.import_module(module), name)(**(values | train))
+        kind = getattr(importlib.import_module(module), name)
+        if rows is not None:
+            values |= _shared(rows, train, kind.per_device_train_batch_size)
+        arguments = kind(**(values | given))
+        if muon and current().strategy in ("tp", "deepspeed"):
+            raise UserError(f"train.optim: muon needs whole matrices, which --launch {current().strategy} takes apart")
+        if muon:
+            arguments.muon = muon_settings(train.get("optim_args"), arguments.learning_rate)
         _try_optimizer_and_schedule(arguments)
+        _try_reports(arguments)
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"train: {error}") from error
     return arguments
+
+
+def _shared(rows: int, train: dict[str, Any], default: int) -> dict[str, int]:
+    """How many rows a batch has and how many batches a step, so that a step has `rows` rows over all processes.
+
+    Args:
+        default: rows of a batch where the recipe does not say; fewer if they do not fit.
+
+    Raises:
+        UserError: the rows cannot be shared evenly.
+    """
+    replicas, name = current().replicas, "per_device_train_batch_size"
+    batch = train.get(name, math.gcd(rows // replicas, default))
+    if rows % (replicas * batch):
+        raise UserError(
+            f"train.global_batch_size: {rows} rows a step cannot be shared by {replicas} processes in batches of "
+            f"{batch}: it must be a multiple of {replicas * batch}, or train.{name} another"
+        )
+    return {name: batch, "gradient_accumulation_steps": rows // (replicas * batch)}
+
+
+def rows_a_step(arguments: "TrainingArguments") -> int:
+    """Of an optimiser step, over all processes."""
+    return arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * current().replicas
 
 
 def _try_optimizer_and_schedule(arguments: "TrainingArguments") -> None:
@@ -51,6 +97,21 @@ def _try_optimizer_and_schedule(arguments: "TrainingArguments") -> None:
         num_training_steps=10,
         scheduler_specific_kwargs=arguments.lr_scheduler_kwargs or {},  # type: ignore[arg-type]  # a dict by now
     )
+
+
+def _try_reports(arguments: "TrainingArguments") -> None:
+    """The trainer would find a missing package only once the weights are loaded.
+
+    Raises:
+        UserError: a place to report to that is not known or not installed.
+    """
+    from transformers.integrations import get_available_reporting_integrations
+    from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+
+    names: list[str] = list(arguments.report_to or ())
+    get_reporting_integration_callbacks(names)  # a ValueError names the known ones
+    if absent := [name for name in names if name not in get_available_reporting_integrations()]:
+        raise UserError(f"train.report_to: {absent[0]} is not installed: pip install {absent[0]}")
 
 
 def _cpu_has_amx() -> bool:

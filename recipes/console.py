@@ -26,14 +26,16 @@ def quiet_imports() -> None:
 
 
 def make_console(recipe: "Recipe") -> "Console":
-    """The console, and how loud the libraries are."""
+    """The console, and how loud the libraries are; of several processes the first one speaks."""
     from rich.console import Console
+
+    from .parallel.world import current
 
     quiet_imports()
     logging.getLogger("anyformer").setLevel(recipe.logging.level.upper())
     if recipe.logging.level != "debug":
         quiet_libraries()
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, quiet=not current().main)
 
 
 def quiet_libraries() -> None:
@@ -140,8 +142,22 @@ def show_result(console: "Console", folder: "RunFolder", metrics: dict[str, Any]
         console.print(f"in the data: {escape(after.reference)}\n")
     for warning in filter(None, [not_better(metrics), *remarks]):
         console.print(f"[bold]Warning:[/bold] {escape(warning)}.")
+    if used := figures_of(metrics["training"]):
+        console.print(f"Training: {used}.", markup=False)
     seconds = metrics["training"]["seconds"]
     console.print(f"Saved to {folder.path} and opened again; {seconds:.0f} s from loading to saving.")
+
+
+def figures_of(training: dict[str, Any]) -> str:
+    """What a run took, in one line; empty where nothing was counted."""
+    if not training.get("tokens_per_second"):
+        return ""
+    parts = [f"{training['tokens']:,} tokens at {training['tokens_per_second']:,.0f} a second"]
+    if "mfu" in training:
+        peak = f"{training['peak_tflops']:.3g} TFLOP/s ({training['peak_source']})"
+        parts.append(f"MFU {training['mfu']:.1%} of {peak}")
+    parts += [f"{training['data_wait']:.1%} of the time waiting for data", f"{training['memory_gb']:.2f} GB of memory"]
+    return ", ".join(parts)
 
 
 def show_next(console: "Console", folder: "RunFolder", *, chat: bool, pushed: bool) -> None:

@@ -8,10 +8,11 @@ from .adapters.checks import across_adapter, across_quantization
 from .adapters.saved import SOFT_PROMPTS
 from .checks_preference import across_preference
 from .checks_rewards import across_rewards
+from .checks_training import across_training
 from .data.builtin import BUILT_IN
 from .data.formats import FORMATS
 from .errors import UserError
-from .introspection import class_fields
+from .introspection import UNKNOWN, class_fields
 from .schema import KINDS, SECTIONS
 from .tokens.learned_tokenizer import learned_size
 from .yaml_tree import Path, show
@@ -42,6 +43,14 @@ def across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
         yield from _across_smoothing(sections)
     if kind in KINDS["objective"] and not any(path[:1] in (("train",), ("adapter",)) for path in reported):
         yield from across_preference(kind, sections)
+    if (
+        (entry := KINDS["objective"].get(kind)) is not None
+        and entry.config
+        and not any(p[0] == "train" for p in reported)
+    ):
+        defaults = {name: item.default for name, item in class_fields(*entry.config).items()}
+        known = {name: value for name, value in (defaults | entry.defaults).items() if value is not UNKNOWN}
+        yield from across_training(kind, sections, known)
     steps = {("train", f"{name}_{what}") for name in ("eval", "save", "logging") for what in ("strategy", "steps")}
     if not steps & reported:
         yield from _across_evaluation(sections, data)
@@ -218,6 +227,9 @@ def _across_train(sections: dict[str, Any], data: dict[str, Any]) -> Iterator[Fa
     for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
         if train.get(one) is True and train.get(other) is True:
             yield ("train", other), f"{one} and {other} are both true: choose one"
+    if train.get("global_batch_size") is not None and train.get("gradient_accumulation_steps") is not None:
+        text = "follows from global_batch_size, the rows of a batch and the number of processes: remove one of the two"
+        yield ("train", "gradient_accumulation_steps"), text
     scratch_fp16 = sections["model"].get("dtype") == "float16" and train.get("fp16") is True
     if scratch_fp16 and schema.kind_in("adapter", sections["adapter"]) == "none":
         yield ("train", "fp16"), "cannot scale gradients of weights in float16: set model.dtype to float32"

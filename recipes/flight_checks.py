@@ -46,7 +46,7 @@ class FlightChecks(TrainerCallback):
             return
         changed = {name: (_watched(p) != self.before[name]) for name, p in _low_precision(model)}
         self.before = {}
-        self.moved = sum(int(c.sum()) for c in changed.values()) / sum(c.numel() for c in changed.values())
+        self.moved = sum(int(c.sum()) for c in changed.values()) / max(sum(c.numel() for c in changed.values()), 1)
         if self.moved < ENOUGH:
             self.say(
                 f"only {self.moved:.0%} of the 16-bit weights moved in a step, the other updates were rounded away: "
@@ -66,7 +66,9 @@ def _low_precision(model: Any) -> list[tuple[str, Any]]:
 
 
 def _watched(parameter: Any) -> Any:
-    flat = parameter.detach().flatten()
+    from .parallel.whole import own_part
+
+    flat = own_part(parameter.detach()).flatten()
     return flat[:: max(flat.numel() // WATCHED, 1)]
 
 

@@ -69,6 +69,22 @@ def class_constant(module: str, name: str, attribute: str) -> Any:
     return UNKNOWN
 
 
+def function_parameters(module: str, name: str) -> dict[str, bool]:
+    """The named parameters of a function, in order, and whether each must be given.
+
+    Raises:
+        LookupError: no such module or function.
+    """
+    found = _resolve(_load(module), name)
+    if found is None or not isinstance(found[1], ast.FunctionDef):
+        raise LookupError(f"{module} has no function {name}")
+    given = found[1].args
+    names = [argument.arg for argument in (*given.posonlyargs, *given.args)]
+    needed = len(names) - len(given.defaults)
+    parameters = {argument: place < needed for place, argument in enumerate(names)}
+    return parameters | {a.arg: default is None for a, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)}
+
+
 def enum_values(module: str, name: str) -> list[Any]:
     """The values of an Enum, in order."""
     return _enum_values(_find_class(module, name)[1])
@@ -119,7 +135,7 @@ def _module_file(module: str) -> Path:
 
 def _bind(body: list[ast.stmt], names: dict[str, ast.AST]) -> None:
     for node in body:
-        if isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.setdefault(node.name, node)
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:

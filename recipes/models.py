@@ -33,6 +33,7 @@ FREE_FIELDS = {
     "router_bias_update_rate",
     "router_z_loss_coef",
     "use_cache",
+    "z_loss_coef",
 }
 # One of these stands in a folder that has a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -147,11 +148,14 @@ def auto_class_of(architecture: str) -> str | None:
     return next((auto for auto, path in AUTO_MAP.items() if path.rpartition(".")[2] == architecture), None)
 
 
-def load_pretrained(path: str, *, trust_remote_code: bool = False, auto_class: str | None = None) -> Any:
+def load_pretrained(
+    path: str, *, trust_remote_code: bool = False, auto_class: str | None = None, sharded: bool = False
+) -> Any:
     """A saved model, ready to use.
 
     Args:
         auto_class: the Auto class to open it with; default: AutoModelForCausalLM.
+        sharded: each process of the run reads its part; all of them call this.
 
     Raises:
         UserError: there is no model, or it needs code that the user has not agreed to run.
@@ -160,6 +164,7 @@ def load_pretrained(path: str, *, trust_remote_code: bool = False, auto_class: s
 
     from ..modeling.interop import import_model
     from .adapters import open_adapter, opens_by_itself
+    from .parallel.whole import shards_wanted
 
     where, auto_class = resolve_path(path), auto_class or "AutoModelForCausalLM"
     try:
@@ -168,8 +173,8 @@ def load_pretrained(path: str, *, trust_remote_code: bool = False, auto_class: s
         folder = adapter_folder(where)
         if folder is not None and not opens_by_itself(folder):
             return open_adapter(folder, auto_class, trust_remote_code=trust_remote_code)
-        auto = getattr(transformers, auto_class)
-        return auto.from_pretrained(where, dtype="auto", trust_remote_code=trust_remote_code or None).eval()
+        auto, options = getattr(transformers, auto_class), shards_wanted() if sharded else {}
+        return auto.from_pretrained(where, dtype="auto", trust_remote_code=trust_remote_code or None, **options).eval()
     except Exception as error:  # as above: anything that reading a broken folder can raise
         raise UserError(f"{path}: no model can be opened there: {_first_line(error)}") from error
 

@@ -4,6 +4,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from .arguments import rows_a_step
+
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
@@ -27,6 +29,8 @@ class Plan:
         sequences: what a batch is counted in, of one epoch: rows, or packed rows.
         tokens_seen: over the whole run.
         training_flops: forward and backward over the whole run; a frozen base spares the gradients of its weights.
+        passes: forward passes that cost as much as a step: one forward, one for the gradients by what layers read, one
+            for those by weights unless the base is frozen, and those beside the model that is learned.
     """
 
     parameters: dict[str, int]
@@ -39,6 +43,7 @@ class Plan:
     sequences: int
     tokens_seen: int
     training_flops: int
+    passes: int
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,7 +75,7 @@ def make_plan(
     """
     trainable = adapter.trainable
     rows = tokens.rows_kept
-    batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+    batch = rows_a_step(arguments)
     an_epoch = math.ceil(sequences / batch)
     steps = arguments.max_steps if arguments.max_steps > 0 else math.ceil(an_epoch * arguments.num_train_epochs)
     seen = round(tokens.tokens * steps / an_epoch)
@@ -80,6 +85,7 @@ def make_plan(
     full = trainable >= total
     size = BYTES.get(dtype, 4) if adapter.in_place else 4
     forward = counts.forward_flops * seen // max(tokens.tokens // rows, 1)
+    passes += 3 if full else 2
     states = 2 if "adam" in str(arguments.optim).lower() else 1
     return Plan(
         parameters=counts.parameters,
@@ -96,7 +102,8 @@ def make_plan(
         supervised_tokens=tokens.supervised_tokens,
         sequences=sequences,
         tokens_seen=seen,
-        training_flops=forward * ((3 if full else 2) + passes),
+        training_flops=forward * passes,
+        passes=passes,
     )
 
 

@@ -124,7 +124,7 @@ def _plan_of(
         rows: of the model's embedding.
 
     Raises:
-        UserError: the only step would have learning rate 0.
+        UserError: the only step would have learning rate 0, or the phases of a schedule are not as long as the run.
     """
     from .plan import make_plan
 
@@ -133,12 +133,28 @@ def _plan_of(
     sizes |= {"beside": objective.beside(), "passes": objective.passes}
     config = _with_rows(objective.config, rows)
     plan = make_plan(config, recipe.model.dtype, adapter, arguments, train.report, **sizes)
+    _check_schedule(arguments, plan.steps)
     if plan.steps == 1 and arguments.get_warmup_steps(plan.steps) > 0:
         raise UserError(
             "train.warmup_steps: the first step of a warmup has learning rate 0 and the run has no other step, so "
             "nothing would be learned. Set train.warmup_steps=0"
         )
     return plan
+
+
+def _check_schedule(arguments: Any, steps: int) -> None:
+    if arguments.lr_scheduler_type != "warmup_stable_decay":
+        return
+    given, warmup = arguments.lr_scheduler_kwargs or {}, arguments.get_warmup_steps(steps)
+    decay, stable = given["num_decay_steps"], given.get("num_stable_steps")
+    phases = f"{warmup} steps of warmup and {decay} of decay"
+    if stable is not None and warmup + stable + decay != steps:
+        raise UserError(
+            f"train.lr_scheduler_kwargs: {phases} with {stable} stable ones are not the {steps} of the run, and behind "
+            "its phases the schedule stays at its least: leave num_stable_steps out"
+        )
+    if warmup + decay > steps:
+        raise UserError(f"train.lr_scheduler_kwargs: {phases} are more than the {steps} of the run: lower one of them")
 
 
 def _with_rows(config: Any, rows: int) -> Any:

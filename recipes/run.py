@@ -15,8 +15,9 @@ from .adapters.saved import SOFT_PROMPTS
 from .console import make_console, show_next, show_plan, show_result
 from .errors import UserError
 from .models import hub_id
+from .parallel.world import current, main_first, wait
 from .prepare import Prepared, prepare
-from .run_folder import ADAPTER, RunFolder, holds_last_step
+from .run_folder import ADAPTER, FIGURES, RunFolder, holds_last_step
 from .schema import Recipe
 
 if TYPE_CHECKING:
@@ -49,14 +50,16 @@ def run_recipe(
         UserError: whatever the user can mend; found before training wherever the facts allow.
     """
     console = make_console(recipe)
-    folder = RunFolder(Path(recipe.train["output_dir"]).expanduser())
+    folder = RunFolder(Path(recipe.train["output_dir"]).expanduser(), writes=current().main)
     check_base_can_be_named(recipe)
     check_inputs_survive(recipe, folder.path)
-    if not dry_run:
+    check_spread(recipe)
+    if not dry_run and current().main:
         folder.check(recipe.to_yaml(), resume=resume, overwrite=overwrite)
         check_repository(recipe)
     with faults_told():
-        prepared = prepare(recipe)
+        with main_first():
+            prepared = prepare(recipe)
         show_plan(console, prepared)
         if dry_run:
             console.print("Dry run: nothing was loaded, trained or written.")
@@ -70,6 +73,7 @@ def run_recipe(
         # Only now is an earlier run replaced: all that can be refused beforehand has not been.
         folder.open(recipe.to_yaml(), resume=resume)
         folder.update_metrics(data_digest=digest)
+        wait()
         _Run(recipe, prepared, folder, console, next_steps=next_steps).execute(resume=resume, check=check)
     return folder.path
 
@@ -107,32 +111,38 @@ class _Run:
         self.started, self.next_steps = time.monotonic(), next_steps
 
     def execute(self, *, resume: bool, check: bool) -> None:
+        from .parallel.whole import is_sharded
+
         if other := other_base(self.recipe):
             self.warn(other)
         model = self.goes_on_from(self.load())
-        if self.recipe.eval.before and not (resume and "before" in self.folder.metrics):
+        if current().main and self.recipe.eval.before and not (resume and "before" in self.folder.metrics):
             self.folder.update_metrics(**self.measure(model, "before"))
         model, adapter = self.ready(model, resume=resume)
         trainer, result = self.train(model, adapter, resume=resume, check=check)
-        if not trainer.is_world_process_zero():
-            return
         trained = self.detach(trainer)
-        after = self.measure(trained, "after")
+        if trained is None:  # the first process has it and goes on alone
+            return
+        after, sharded = self.measure(trained, "after"), is_sharded(trained)
         self.save(trained)
         self.objective.save_extra(trainer, self.folder.path)
+        took = {"seconds": time.monotonic() - self.started, **result.metrics, **trainer.meter.summary()}
         metrics = self.folder.update_metrics(
             **after,
             measured={"shown": self.objective.shown, "higher_is_better": self.objective.higher_is_better},
             plan=self.prepared.plan.as_dict(),
             adapter=self.prepared.adapter.as_dict(),
             data=_data_metrics(self.prepared),
-            training={"seconds": time.monotonic() - self.started, **result.metrics},
+            training=took,
             history=trainer.state.log_history,
+            parallel=asdict(current()),
             versions=_versions(),
         )
         self.report(metrics)
-        self.open_again(metrics)
+        self.open_again(metrics, sharded)
         self.folder.update_metrics(finished=True)
+        if not current().main:
+            return
         show_result(self.console, self.folder, metrics, self.objective.remarks(metrics))
         self.push()
         if self.next_steps:
@@ -163,25 +173,36 @@ class _Run:
 
     def ready(self, model: Any, *, resume: bool) -> tuple[Any, Any]:
         """The model to train, on quantised weights where the recipe says so, and an adapter to attach to it, if any."""
-        from .adapters import attach, bare, peft_config, train_in_place
-        from .models import resolve_path
+        from .adapters import attach, bare, train_in_place
         from .quantization import quantize
 
-        section, quantization = self.recipe.model, self.recipe.model.quantization
+        quantization = self.recipe.model.quantization
         if quantization is not None:
             model = quantize(bare(model), quantization)
             model = self.goes_on_from(model)
             if self.recipe.eval.before and not (resume and "quantized_before" in self.folder.metrics):
                 self.folder.update_metrics(**self.measure(model, "quantized_before"))
         train_in_place(model, self.recipe.adapter)
-        if self.recipe.adapter.path:
-            return model, None
-        tokenizer = resolve_path(section.tokenizer or section.path or "")
-        adapter = peft_config(self.recipe.adapter, self.objective, model, tokenizer)
+        adapter = self.fresh_adapter(model)
         if adapter is not None and quantization is not None:
             _seed(self.prepared.arguments.seed)
             return attach(model, adapter), None  # here, so that its values are known before the trainer rounds them
+        if current().strategy == "tp":
+            from .parallel.tensor import split
+
+            model = split(model, self.folder.path)
         return model, adapter
+
+    def fresh_adapter(self, model: Any) -> Any:
+        """The PEFT config of an adapter to attach; None where none is, or where one is attached already."""
+        from .adapters import peft_config
+        from .models import resolve_path
+
+        section = self.recipe.model
+        if self.recipe.adapter.path:
+            return None
+        tokenizer = resolve_path(section.tokenizer or section.path or "")
+        return peft_config(self.recipe.adapter, self.objective, model, tokenizer)
 
     def verify(self, model: Any, family: str) -> None:
         """Compare an imported model with the stock class."""
@@ -224,15 +245,21 @@ class _Run:
         from .adapters import Watch, check_weights, use_lora_plus
         from .flight_checks import FlightChecks
         from .objectives.trainers import take_over
+        from .parallel.in_force import InForce
         from .report import check_finite
+        from .training.metrics import metered
 
         held_out = self.prepared.held_out.dataset if self.prepared.held_out else None
         watch = Watch(model, self.prepared.adapter)
         trainer = self.objective.trainer(model, self.prepared.train.dataset, held_out, adapter)
         use_lora_plus(trainer, self.recipe.adapter)
+        peak = self.recipe.logging.peak_tflops
+        metered(trainer, self.objective, self.prepared.plan, peak_tflops=peak, file=self.folder.path / FIGURES)
         watch.begin(trainer)
         checkpoint = self.folder.checkpoints[-1] if resume else None
         trainer.add_callback(FlightChecks(checkpoint, self.warn, not self.objective.samples_its_data))
+        same = {"recipe": self.recipe.to_yaml(), "data": self.prepared.data_digest}
+        trainer.add_callback(InForce(trainer, current(), same))
         if check:
             self.check(trainer)
         for broken, part in self.folder.broken_checkpoints if resume else ():
@@ -267,20 +294,41 @@ class _Run:
         self.folder.update_metrics(checks=done)
 
     def detach(self, trainer: Any) -> Any:
-        """The trained model as it is measured and saved: merged, or with its adapter where the recipe keeps it."""
+        """The trained model as it is measured and saved: merged, or with its adapter where the recipe keeps it.
+
+        Of weights that are split among processes each gets its part, and all go on together; else the first process
+        alone has the model, and the others get None.
+        """
         from .adapters import merge, restore_forward
 
         trained = trainer.accelerator.unwrap_model(trainer.model)
+        if current().sharded:
+            if self.recipe.adapter.in_place:
+                return merge(trained)
+            from .parallel.whole import put_values, trained_values
+
+            values = trained_values(trained)
+            trained = put_values(self.adapted(), values) if current().main else None
+        if not current().main:
+            return None
         if self.recipe.adapter.in_place:
             return merge(trained)
         restore_forward(trained)
-        if self.recipe.model.quantization is not None:
+        if self.recipe.model.quantization is not None and not current().sharded:
             self.folder.update_metrics(**self.measure(trained, "quantized_after"))
             trained = self.on_whole_weights(trained)
         if keeps_adapter(self.recipe):
             return trained
         self.save_adapter(trained, self.folder.path / ADAPTER)
         return merge(trained)
+
+    def adapted(self) -> Any:
+        """The base's whole weights with the adapter as it was before training."""
+        from .adapters import attach
+
+        model = self.goes_on_from(self.load(verify=False))
+        adapter = self.fresh_adapter(model)
+        return model if adapter is None else attach(model, adapter)
 
     def on_whole_weights(self, trained: Any) -> Any:
         """The adapter, trained on quantised weights, on the whole ones: what others open, and what merges."""
@@ -310,15 +358,19 @@ class _Run:
         from safetensors import SafetensorError
 
         from .adapters import save_unmerged
+        from .parallel.whole import is_sharded, save_whole
 
         self.objective.finish(model)
         folder = self.folder.path
         try:
-            if keeps_adapter(self.recipe):
+            if is_sharded(model):
+                save_whole(model, folder)
+            elif keeps_adapter(self.recipe):
                 save_unmerged(model, folder, self.published_base, embeddings=self.has_more_rows)
             else:
                 model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+            if current().main:
+                self.tokenizer.save_pretrained(folder)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{folder} cannot be written: {error}. The checkpoints in it are kept") from error
 
@@ -326,6 +378,8 @@ class _Run:
         """Curves and model card."""
         from .report import write_card, write_curve
 
+        if not current().main:
+            return
         if self.recipe.logging.plot:
             write_curve(self.folder.path, metrics)
         model = self.recipe.model
@@ -352,15 +406,18 @@ class _Run:
 
         return auto_class_of(HEADS[self.objective.head].__name__) or "AutoModel"
 
-    def open_again(self, metrics: dict[str, Any]) -> None:
+    def open_again(self, metrics: dict[str, Any], sharded: bool) -> None:
         """Open the saved folder as anybody would; it must measure what the trained model measured.
+
+        Args:
+            sharded: all processes open it, each with its part.
 
         Raises:
             UserError: it does not.
         """
         from .models import load_pretrained
 
-        model = load_pretrained(str(self.folder.path), auto_class=self.auto_class)
+        model = load_pretrained(str(self.folder.path), auto_class=self.auto_class, sharded=sharded)
         self.objective.check_saved(model)
         if self.prepared.held_out is None:
             return
@@ -411,6 +468,17 @@ def check_inputs_survive(recipe: Recipe, folder: Path) -> None:
                 f"train.output_dir {folder} lies in the folder {name}, all of which is read as data, also what the run "
                 "writes: choose another folder, or a glob such as '*.jsonl'"
             )
+
+
+def check_spread(recipe: Recipe) -> None:
+    """Raises:
+    UserError: what the recipe trains cannot be spread over processes as asked.
+    """
+    strategy, kind = current().strategy, recipe.adapter.kind
+    if strategy in ("fsdp2", "tp", "deepspeed") and kind in SOFT_PROMPTS:
+        raise UserError(f"--launch {strategy} splits weights, and a soft prompt is read as a whole: use ddp")
+    if strategy == "tp" and (kind != "none" or recipe.model.quantization is not None):
+        raise UserError(f"--launch tp trains whole weights, and the recipe has adapter.kind {kind}: use ddp or fsdp2")
 
 
 def check_repository(recipe: Recipe) -> None:

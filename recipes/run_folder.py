@@ -10,6 +10,7 @@ from typing import Any
 from .errors import UserError
 
 RECIPE, METRICS = "recipe.yaml", "metrics.json"
+FIGURES = "metrics.csv"
 ADAPTER = "adapter"
 # Made with the folder: only what has it is ever replaced.
 MARKER = ".anyformer-run"
@@ -60,10 +61,14 @@ class Record:
 
 
 class RunFolder:
-    """Reads and writes what a run keeps; nothing of an earlier run is lost unless the user says so."""
+    """Reads and writes what a run keeps; nothing of an earlier run is lost unless the user says so.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        writes: of several processes only the first one writes.
+    """
+
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -115,6 +120,8 @@ class RunFolder:
         Raises:
             UserError: the folder cannot be written.
         """
+        if not self.writes:
+            return
         try:
             if not resume:
                 self.clear()
@@ -166,6 +173,8 @@ class RunFolder:
 
     def update_metrics(self, **values: Any) -> dict[str, Any]:
         """Add to metrics.json and return all of it."""
+        if not self.writes:
+            return self.metrics | values
         return Record(self.path / METRICS).update(**values)
 
 
@@ -191,6 +200,8 @@ def missing_part(checkpoint: Path) -> str:
         json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return "trainer_state.json is missing or damaged"
+    if (checkpoint / "pytorch_model_fsdp_0").is_dir():
+        return ""
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         paths = list(checkpoint.glob(name.replace(".pth", "*.pth")))
         if not paths or not all(zipfile.is_zipfile(path) for path in paths):

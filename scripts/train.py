@@ -1,8 +1,13 @@
 """`anyformer train`: train what a recipe describes."""
 
-from typing import Annotated
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from ..recipes.stages import Pipeline
 
 
 def command(
@@ -35,6 +40,17 @@ def command(
         bool,
         typer.Option("--print-config", help="Print the recipe with all that it extends and overrides, then stop."),
     ] = False,
+    launch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STRATEGY",
+            help="Train in several processes, by `accelerate launch`: ddp, fsdp2, tp or deepspeed. Of a process that "
+            "a launcher has started already: what it must be part of.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="How many processes; by default one for each GPU of this machine.")
+    ] = None,
 ) -> None:
     """Train what a recipe describes.
 
@@ -42,24 +58,36 @@ def command(
     """
     from ..recipes.errors import UserError
     from ..recipes.loading import find_pipeline, load_recipe
+    from ..recipes.parallel.strategy import asked_for, launched
 
     if resume and overwrite:
         raise UserError("--resume goes on with the earlier run and --overwrite replaces it: give one of them")
-    if find_pipeline(recipe):
-        from ..recipes.stages import load_pipeline
-
-        pipeline = load_pipeline(recipe, overrides or ())
-        if print_config:
-            typer.echo(pipeline.to_yaml(), nl=False)
-            return
-        from ..recipes.pipeline import run_pipeline
-
-        run_pipeline(pipeline, resume=resume, overwrite=overwrite, dry_run=dry_run, check=check)
-        return
-    loaded = load_recipe(recipe, overrides or ())
+    pipeline = find_pipeline(recipe) is not None
+    loaded: Any = _pipeline(recipe, overrides or ()) if pipeline else load_recipe(recipe, overrides or ())
     if print_config:
         typer.echo(loaded.to_yaml(), nl=False)
         return
-    from ..recipes.run import run_recipe
+    if launch not in (None, "one") and not launched():
+        from ..recipes.parallel.launch import launch as start
 
-    run_recipe(loaded, resume=resume, overwrite=overwrite, dry_run=dry_run, check=check)
+        # Each process gets this very command line and checks that it is in what the command line asks for.
+        raise typer.Exit(start(str(launch), processes, sys.argv[1:]))
+    parallel = asked_for(launch, processes)
+    from ..recipes.parallel.world import begun
+
+    with begun(parallel):
+        if pipeline:
+            from ..recipes.pipeline import run_pipeline
+
+            run: Callable[..., Any] = run_pipeline
+        else:
+            from ..recipes.run import run_recipe
+
+            run = run_recipe
+        run(loaded, resume=resume, overwrite=overwrite, dry_run=dry_run, check=check)
+
+
+def _pipeline(folder: str, overrides: Sequence[str]) -> "Pipeline":
+    from ..recipes.stages import load_pipeline
+
+    return load_pipeline(folder, overrides)

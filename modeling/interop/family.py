@@ -35,6 +35,7 @@ COMMON_FIELDS = (
 _FREE_FIELDS = {"auto_map", "initialization", "initializer_ranges", "router_bias_update_rate", "router_z_loss_coef"}
 _FREE_FIELDS |= {
     "loss_chunk_size",
+    "z_loss_coef",
     "output_router_logits",
     "pooler",
     "classifier_pooling",

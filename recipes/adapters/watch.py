@@ -117,7 +117,9 @@ def _fingerprints(model: Any) -> dict[str, str]:
 def _hash(tensor: Any) -> str:
     import torch
 
-    raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    from ..parallel.whole import whole_tensor
+
+    raw = whole_tensor(tensor.detach()).cpu().contiguous().flatten().view(torch.uint8).numpy()
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 

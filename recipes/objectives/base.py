@@ -40,6 +40,8 @@ class Objective:
         shown: names of the held-out figures, in the order of the tables; the first is the one training must move.
         higher_is_better: of that first figure.
         passes: forward passes of a step beyond the one that is learned from, as of a reference model.
+        reads_batches_alone: a step passes the rows of its batch through models of the trained one's architecture and
+            computes nothing else, so that its FLOPs can be counted.
         samples_its_data: it trains on answers that the model gives, so a step may hold nothing to learn.
         unmoved: why a run may have trained nothing, as the end of a message.
         preview_tokens: tokens of a row that a run's preview shows; None: all.
@@ -52,6 +54,7 @@ class Objective:
     shown: tuple[str, ...] = ("loss", "perplexity")
     higher_is_better: bool = False
     samples_its_data: ClassVar[bool] = False
+    reads_batches_alone: ClassVar[bool] = True
     unmoved: ClassVar[str] = "No gradient reached them"
     preview_tokens: ClassVar[int | None] = None
     passes: int = 0
@@ -160,8 +163,10 @@ class Objective:
             return {}
 
         def epochs(rows: int) -> int:
+            from ..arguments import rows_a_step
+
             arguments = self.arguments
-            batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+            batch = rows_a_step(arguments)
             steps = rows // batch or 1 if arguments.dataloader_drop_last else math.ceil(rows / batch)
             limit = arguments.max_steps / steps if arguments.max_steps > 0 else arguments.num_train_epochs
             return math.ceil(limit)

@@ -27,6 +27,7 @@ class Distillation(SupervisedTuning):
 
     shown = ("divergence", "loss", "perplexity")
     passes = 1
+    reads_batches_alone = False  # the teacher is another architecture, and answers may be sampled
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

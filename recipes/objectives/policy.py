@@ -25,6 +25,7 @@ class PolicyOptimisation(Objective):
     shown = ("reward", "length", "stopped")
     higher_is_better = True
     samples_its_data = True
+    reads_batches_alone = False
     unmoved = (
         "No gradient reached them, as when every answer to a prompt gets the same reward: see the rewards in the log; "
         "raise train.temperature, or give a reward that tells answers apart"

@@ -24,13 +24,16 @@ def built(trainer_class: Any, model: Any, arguments: Any, *, rows: "TrainingRows
     from transformers import set_seed
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+    from ..parallel.world import shard_on_cpus
     from ..progress import TrainingProgress
+    from ..training import extended
 
     if arguments.eval_strategy == "no":
         options.pop("eval_dataset", None)
     set_seed(arguments.seed)
+    shard_on_cpus(arguments)
     try:
-        trainer = trainer_class(model=model, args=arguments, **options)
+        trainer = extended(trainer_class)(model=model, args=arguments, **options)
     except (ValueError, TypeError, ImportError, RuntimeError, AttributeError, IndexError, KeyError) as error:
         raise UserError(f"train: the trainer refuses these settings: {error}") from error
     trainer.remove_callback(PrinterCallback)
@@ -123,6 +126,8 @@ def take_over(trainer: Any, checkpoint: Path) -> Any:
 
     trainer._load_from_checkpoint(str(checkpoint))
     trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    if (meter := getattr(trainer, "meter", None)) is not None:
+        meter.take_over(trainer.state)
     if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
         trainer._load_best_model()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

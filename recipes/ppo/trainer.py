@@ -342,6 +342,7 @@ class PPOTrainer(Trainer):
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
         rollout = self.rollout(self._columns)
+        self.state.num_input_tokens_seen += int(self._total(rollout.attention_mask.sum()))
         _train_without_dropout(model)
         self.optimizer.train()
         order, mini_batches = torch.arange(len(rollout.mask)), []

@@ -5,12 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, create_model
 
-from ..introspection import StrictModel, class_constant, class_fields
+from ..introspection import StrictModel, class_constant, class_fields, enum_values
 from .fields import Kind, Section, raise_wrong, refuse
 
 # Types that replace those that the trainers' sources declare.
 LOG_LEVELS = Literal["debug", "info", "warning", "error", "critical", "detail", "passive"]
-TYPES: dict[str, Any] = {"log_level_replica": LOG_LEVELS}
+# The library's optimisers, and ours: `recipes/training/optimizers.py`.
+OPTIMIZERS = Literal[(*enum_values("transformers.training_args", "OptimizerNames"), "muon")]  # type: ignore[valid-type]
+TYPES: dict[str, Any] = {"log_level_replica": LOG_LEVELS, "optim": OPTIMIZERS}
 ARCHITECTURE_REFUSED = {
     "dtype": "is model.dtype",
     **dict.fromkeys(

@@ -8,10 +8,10 @@ from ..adapters.saved import BadAdapterError, kind_of_saved
 from ..introspection import StrictModel
 from ..yaml_tree import kind_of, write_yaml
 from .adapters import ADAPTERS, AdapterSection, NoAdapter
-from .fields import Section, wrong
+from .fields import wrong
 from .library import library_model
 from .objectives import OBJECTIVES, ObjectiveSection, SftObjective
-from .sections import DataSection, EvalSection, HubSection, LoggingSection, ModelSection
+from .sections import DataSection, EvalSection, HubSection, LoggingSection, ModelSection, TrainSection
 
 KINDS = {"adapter": ADAPTERS, "objective": OBJECTIVES}
 DEFAULT_KIND = {"adapter": "none", "objective": "sft"}
@@ -25,7 +25,7 @@ def adapter_model(kind: str) -> type[BaseModel]:
 
 def train_model(objective: str) -> type[BaseModel]:
     """The model of the train section for an objective's kind."""
-    return library_model(f"{objective} train", OBJECTIVES[objective], Section)
+    return library_model(f"{objective} train", OBJECTIVES[objective], TrainSection)
 
 
 def section_model(section: str, data: dict[str, Any]) -> type[BaseModel] | None:

@@ -101,6 +101,16 @@ class DataSection(Section):
         return self
 
 
+# Rows of an optimiser step over all processes: the only key of `train` that is not the trainer's own.
+GLOBAL_BATCH = "global_batch_size"
+
+
+class TrainSection(Section):
+    """What stands in `train` beside the arguments of the trainer."""
+
+    global_batch_size: Annotated[int, Field(ge=1)] | None = None
+
+
 class EvalSection(Section):
     """`eval`: what is measured and shown beside the loss."""
 
@@ -111,10 +121,11 @@ class EvalSection(Section):
 
 
 class LoggingSection(Section):
-    """`logging`: the loss curve and how much is said."""
+    """`logging`: the loss curve, how much is said, and what the MFU is a share of: the dense TFLOP/s of one device."""
 
     plot: bool = True
     level: Literal["debug", "info", "warning", "error"] = "info"
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
 
 
 class HubSection(Section):

@@ -1,31 +1,31 @@
 """The line that the trainer's logs become."""
 
-import json
 from types import SimpleNamespace
 
-import pytest
-
-from anyformer.recipes.progress import COUNTED, TrainingProgress
-from anyformer.recipes.run import run_recipe
+from anyformer.recipes.progress import TrainingProgress
 
 
-@pytest.mark.parametrize("counter", COUNTED)
-def test_tokens_a_second_from_either_counter(counter, monkeypatch):
-    clock = iter([0.0, 4.0, 6.0])  # made, and two logs
-    monkeypatch.setattr("anyformer.recipes.progress.time.monotonic", lambda: next(clock))
+def line_of(**logs):
     lines: list[str] = []
-    progress, args = TrainingProgress(), SimpleNamespace(logging_steps=5)
+    progress = TrainingProgress()
     progress.training_bar = SimpleNamespace(write=lines.append)
-    for step, tokens in ((5, 400), (10, 1000)):
-        state = SimpleNamespace(is_world_process_zero=True, global_step=step, max_steps=20)
-        progress.on_log(args, state, None, logs={"loss": 2.0, counter: tokens})
-    assert [line.split()[-2:] for line in lines] == [["100", "tokens/s"], ["300", "tokens/s"]]
+    state = SimpleNamespace(is_world_process_zero=True, global_step=5, max_steps=20)
+    progress.on_log(SimpleNamespace(), state, None, logs=logs)
+    return lines
 
 
-def test_supervised_tuning_counts_its_tokens_without_padding(recipe):
-    folder = run_recipe(
-        recipe("train.logging_steps=1", "train.max_steps=3", "train.save_strategy=no", "eval.samples=0")
-    )
-    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    seen = [entry["num_input_tokens_seen"] for entry in metrics["history"] if "loss" in entry]
-    assert len(seen) == 3 and 0 < seen[0] < seen[1] < seen[2] < metrics["plan"]["tokens"]
+def test_one_short_line():
+    figures = {"tokens_per_second": 12345.6, "mfu": 0.4123, "data_wait": 0.001, "memory_gb": 1.5, "tokens": 10}
+    assert line_of(loss=2.0, grad_norm=1.5, learning_rate=1e-3, epoch=0.5, **figures) == [
+        "step 5/20  loss 2.0000  gradient norm 1.50  learning rate 1.0e-03  MFU 41.2%  12,346 tokens/s"
+    ]
+
+
+def test_waiting_for_data_is_said_where_there_is_some():
+    assert line_of(loss=2.0, tokens_per_second=10.0, data_wait=0.25) == [
+        "step 5/20  loss 2.0000  10 tokens/s  waits for data 25%"
+    ]
+
+
+def test_what_is_not_known_is_not_shown():
+    assert line_of(loss=2.0) == ["step 5/20  loss 2.0000"] and line_of(train_runtime=3.0) == []

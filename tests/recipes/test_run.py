@@ -260,11 +260,11 @@ REFUSED = [
     (("train.learning_rate=1e30", "train.max_grad_norm=0", "adapter={kind: none}"), "is nan|is inf|not numbers"),
     (("model.attn_implementation=flash_attention_2",), "(?i)flash"),
     (("adapter.init_lora_weights=eva", "adapter.eva_config={rho: 1.5}"), "init_lora_weights: eva takes"),
-    (("train.report_to=wandb",), "train: .*(?i:wandb)"),
+    (("train.report_to=wandb",), r"train.report_to: wandb is not installed: pip install wandb"),
     (("adapter.target_modules=[query]",), r"(?s)query.*linear modules are: down_proj, gate_proj"),
     (("train.max_length=9999",), r"max_length is 9999.*256 tokens"),
     (("train.max_length=4",), r"(?s)longer than max_length.*train\.max_length"),
-    (("train.lr_scheduler_kwargs={nonsense: 1}",), "train: .*nonsense"),
+    (("train.lr_scheduler_kwargs={nonsense: 1}",), "nonsense: is no keyword of the schedule linear, which takes none"),
     (("train.optim=schedule_free_adamw",), "train: .*schedulefree"),
 ]
 

@@ -112,7 +112,6 @@ KINDS = {
         code_by_shape={"encoder-decoder": "seq2seq:SupervisedSequences"},
         shapes=("decoder", "encoder-decoder"),
         refused=SFT_REFUSED,
-        defaults={"include_num_input_tokens_seen": "non_padding"},  # for the tokens a second of the progress line
         types=_SFT_TYPES,
     ),
     "seq2seq": Kind(

@@ -1,0 +1,68 @@
+"""`anyformer train RECIPE --launch fsdp2 --processes 2`: the command in several processes, by `accelerate launch`."""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from ..errors import UserError
+from .strategy import STRATEGIES, launch_file
+
+# Exit status where a process was ended by a signal: 128 and its number, as shells have it.
+_BY_SIGNAL = 128
+
+
+def launch(strategy: str, processes: int | None, arguments: Sequence[str], port: int | None = None) -> int:
+    """Run `anyformer` with arguments in several processes of this machine.
+
+    Args:
+        processes: default: as many as there are GPUs.
+        arguments: of the command, the verb first; `--launch` among them, so that each process checks what it is in.
+        port: for the processes to meet at; default: a free one.
+
+    Returns:
+        The exit status: of the first process that failed, 0 if none did.
+
+    Raises:
+        UserError: no such strategy, or too few processes.
+    """
+    if strategy not in STRATEGIES:
+        raise UserError(f"--launch {strategy}: no such strategy; there are {', '.join(STRATEGIES)}")
+    count = _processes(strategy, processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(_cores() // count, 1)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of parameters that are all used
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process that failed has said why
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    options = ["--config_file", str(launch_file(strategy)), "--num_processes", str(count)]
+    options += ["--main_process_port", str(port or 0), "-m", "anyformer", *arguments]
+    try:
+        launch_command(launch_command_parser().parse_args(options))
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        return _BY_SIGNAL - code if code < 0 else code
+    except SignalException as error:
+        return _BY_SIGNAL + error.sigval
+    except (ValueError, AssertionError, ImportError) as error:
+        raise UserError(f"--launch {strategy}: {error}") from error
+    return 0
+
+
+def _processes(strategy: str, given: int | None) -> int:
+    import torch
+
+    found = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    count = given or found
+    if not count:
+        raise UserError(f"--launch {strategy}: there is no GPU to count, so say how many: --processes 2")
+    if found and count > found:
+        raise UserError(f"--processes {count}: this machine has {found} GPUs")
+    if strategy not in ("one", "deepspeed") and count < 2:
+        raise UserError(f"--launch {strategy} needs at least two processes, not {count}: leave it out for one")
+    return count
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

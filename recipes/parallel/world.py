@@ -1,0 +1,129 @@
+"""The group of processes that a run is part of, and what they do together."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from ..errors import UserError
+from .strategy import Parallel, launch_file
+
+# Processes wait for the first one while it reads and tokenises a corpus.
+PATIENCE = timedelta(hours=24)
+# So long another process waits before it tells its own fault: the first one usually has the same and ends them all.
+_AFTER_THE_FIRST = 10.0
+
+_current = Parallel()
+
+
+def current() -> Parallel:
+    """How this run is spread; one process where `begin` was not called."""
+    return _current
+
+
+@contextmanager
+def begun(parallel: Parallel) -> Iterator[Parallel]:
+    """Join the group of a run, and leave it at the end.
+
+    Raises:
+        UserError: the strategy needs what is not there.
+    """
+    global _current
+    before, _current = _current, parallel
+    environment = dict(os.environ)
+    try:
+        if parallel.processes > 1:
+            _join(parallel)
+        yield parallel
+    except UserError:
+        if not parallel.main:
+            time.sleep(_AFTER_THE_FIRST)
+        raise
+    finally:
+        _current = before
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _join(parallel: Parallel) -> None:
+    import torch
+    from accelerate import PartialState
+    from accelerate.utils import is_deepspeed_available
+
+    if parallel.strategy == "deepspeed" and not is_deepspeed_available():
+        raise UserError("--launch deepspeed needs the package deepspeed: pip install deepspeed")
+    on_cpu = not torch.accelerator.is_available()
+    if parallel.strategy == "deepspeed" and on_cpu:
+        raise UserError("--launch deepspeed needs GPUs: on CPUs use ddp, fsdp2 or tp")
+    if parallel.strategy == "fsdp2":
+        for name, value in fsdp_environment().items():
+            os.environ.setdefault(name, value)
+    state = PartialState(cpu=on_cpu, timeout=PATIENCE)
+    if state.num_processes != parallel.processes:
+        raise UserError(
+            f"{parallel.processes} processes are asked for, but Accelerate joined {state.num_processes}: they would "
+            "train apart"
+        )
+
+
+def shard_on_cpus(arguments: Any) -> None:
+    """Let Accelerate shard a model among processes without accelerators; to be called just before a trainer is made.
+
+    Accelerate shards wherever it sees accelerators, and on CPUs silently makes DDP of FSDP, although its own code for
+    FSDP2, and that for tensor parallelism, run on gloo.
+
+    Args:
+        arguments: of the trainer, which makes Accelerate's state when its device is first asked for.
+    """
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+
+    if _current.sharded and arguments.device.type == "cpu":
+        PartialState().distributed_type = DistributedType.MULTI_GPU
+
+
+def fsdp_environment() -> dict[str, str]:
+    """What `accelerate launch` makes of configs/accelerate/fsdp2.yaml, for processes that torchrun started."""
+    from ruamel.yaml import YAML
+
+    settings = YAML(typ="safe").load(launch_file("fsdp2"))["fsdp_config"]
+    names = {"fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
+    found = {names.get(key, key.upper()): _text(value) for key, value in settings.items()}
+    return {"ACCELERATE_USE_FSDP": "true"} | found
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def wait() -> None:
+    """Until every process is here."""
+    if _current.processes > 1:
+        from accelerate import PartialState
+
+        PartialState().wait_for_everyone()
+
+
+@contextmanager
+def main_first() -> Iterator[None]:
+    """The first process goes through a block before the others, which find what it left in caches."""
+    if not _current.main:
+        wait()
+    try:
+        yield
+    finally:
+        if _current.main:
+            wait()
+
+
+def gathered(value: Any) -> list[Any]:
+    """A value of each process, in their order; it must be picklable."""
+    if _current.processes == 1:
+        return [value]
+    import torch
+
+    found: list[Any] = [None] * _current.processes
+    torch.distributed.all_gather_object(found, value)
+    return found
