@@ -15,6 +15,8 @@ from .tokens.byte_tokenizer import BYTES, byte_tokenizer
 from .tokens.learned_tokenizer import learn_tokenizer, learned_size
 
 if TYPE_CHECKING:
+    import torch
+
     from ..modeling import AnyformerConfig, AnyformerPreTrainedModel
     from ..modeling.interop import LogitComparison
 
@@ -267,6 +269,29 @@ def config_of_checkpoint(model: Any) -> "AnyformerConfig":
     return config
 
 
+def empty_model(
+    config: "AnyformerConfig", head: str, attention: str, dtype: "torch.dtype | None"
+) -> "AnyformerPreTrainedModel":
+    """A model whose weights are memory that nothing was written to, and so takes no room; buffers have their values.
+
+    Accelerate, which fills it from the first process, tells parameters apart by their place in memory.
+    """
+    import torch
+    from accelerate import init_empty_weights
+
+    from ..modeling import HEADS
+
+    config._attn_implementation = attention
+    with init_empty_weights(include_buffers=False):
+        model: Any = HEADS[head](config)
+    model = model.to(dtype) if dtype else model
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
+    model.tie_weights()
+    return model
+
+
 def load_model(
     model: Any, config: "AnyformerConfig", *, seed: int, head: str = "causal_lm"
 ) -> "tuple[AnyformerPreTrainedModel, str]":
@@ -288,7 +313,10 @@ def load_model(
     config._attn_implementation = model.attn_implementation
     set_seed(seed)
     if model.preset:
-        built = HEADS[head](config)
+        try:
+            built = HEADS[head](config)
+        except ValueError as error:  # an attention that this architecture cannot use
+            raise UserError(f"model.attn_implementation: {_first_line(error)}") from error
         return (built.to(dtype) if dtype else built), config.model_type
     try:
         loaded, report = import_model(

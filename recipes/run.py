@@ -15,6 +15,7 @@ from .adapters.saved import SOFT_PROMPTS
 from .console import make_console, show_next, show_plan, show_result
 from .errors import UserError
 from .models import hub_id
+from .parallel.limits import check_spread
 from .parallel.world import current, main_first, wait
 from .prepare import Prepared, prepare
 from .run_folder import ADAPTER, FIGURES, RunFolder, holds_last_step
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+# Keys of a LoRA that starts without a look at the weights it is put on.
+LORA_WITHOUT_WEIGHTS = {"r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "bias", "exclude_modules"}
 # Packages whose versions decide what a run computes.
 VERSIONED = ("anyformer", "torch", "transformers", "peft", "trl", "accelerate", "datasets")
 
@@ -53,13 +56,13 @@ def run_recipe(
     folder = RunFolder(Path(recipe.train["output_dir"]).expanduser(), writes=current().main)
     check_base_can_be_named(recipe)
     check_inputs_survive(recipe, folder.path)
-    check_spread(recipe)
     if not dry_run and current().main:
         folder.check(recipe.to_yaml(), resume=resume, overwrite=overwrite)
         check_repository(recipe)
     with faults_told():
         with main_first():
             prepared = prepare(recipe)
+        check_spread(recipe, prepared.config, current())
         show_plan(console, prepared)
         if dry_run:
             console.print("Dry run: nothing was loaded, trained or written.")
@@ -153,9 +156,13 @@ class _Run:
         """The weights as they are at their place, under the objective's head; an import is compared with the stock
         class."""
         from .adapters import fit_vocabulary
-        from .models import load_model, with_head
+        from .models import empty_model, load_model, with_head
 
         config, seed, head = copy.deepcopy(self.prepared.config), self.prepared.arguments.seed, self.objective.head
+        if gets_its_part_later(self.recipe):
+            config.vocab_size, self.family = self.prepared.rows, config.model_type
+            section = self.recipe.model
+            return empty_model(config, head, section.attn_implementation, _dtype(section.dtype))
         model, self.family = load_model(self.recipe.model, config, seed=seed, head=head)
         check_published_base(self.recipe, self.family)
         if verify:
@@ -445,6 +452,12 @@ class _Run:
         self.console.print(f"Pushed to {url}", markup=False)
 
 
+def _dtype(name: str) -> Any:
+    import torch
+
+    return None if name == "auto" else getattr(torch, name)
+
+
 def _seed(seed: int) -> None:
     from transformers import set_seed
 
@@ -470,15 +483,17 @@ def check_inputs_survive(recipe: Recipe, folder: Path) -> None:
             )
 
 
-def check_spread(recipe: Recipe) -> None:
-    """Raises:
-    UserError: what the recipe trains cannot be spread over processes as asked.
-    """
-    strategy, kind = current().strategy, recipe.adapter.kind
-    if strategy in ("fsdp2", "tp", "deepspeed") and kind in SOFT_PROMPTS:
-        raise UserError(f"--launch {strategy} splits weights, and a soft prompt is read as a whole: use ddp")
-    if strategy == "tp" and (kind != "none" or recipe.model.quantization is not None):
-        raise UserError(f"--launch tp trains whole weights, and the recipe has adapter.kind {kind}: use ddp or fsdp2")
+def gets_its_part_later(recipe: Recipe) -> bool:
+    """Whether this process needs no weights of its own: the first one hands out parts of what it has read."""
+    adapter, quantized = recipe.adapter, recipe.model.quantization is not None
+    plain = adapter.in_place or (adapter.kind == "lora" and set(adapter.arguments()) <= LORA_WITHOUT_WEIGHTS)
+    return (
+        current().strategy == "fsdp2"
+        and not current().main
+        and plain
+        and not quantized
+        and recipe.model.dtype != "auto"
+    )
 
 
 def check_repository(recipe: Recipe) -> None:

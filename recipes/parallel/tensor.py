@@ -7,6 +7,14 @@ from typing import Any
 from ..errors import UserError
 from .world import current, wait
 
+# Parameters of which each process has all and uses them for its own heads.
+NORMS_OF_HEADS = (
+    "self_attn.q_norm.weight",
+    "self_attn.k_norm.weight",
+    "self_attn.q_norm.bias",
+    "self_attn.k_norm.bias",
+)
+
 
 def split(model: Any, folder: Path) -> Any:
     """The model with a part of each weight in this process, all of it as the first process has it.
@@ -20,20 +28,15 @@ def split(model: Any, folder: Path) -> Any:
     from transformers.distributed.configuration_utils import DistributedConfig
 
     parallel, place = current(), folder / ".whole"
-    check_divisible(model.config, parallel.processes)
     try:
         if parallel.main:
             model.save_pretrained(place)
         wait()
-        return (
-            type(model)
-            .from_pretrained(
-                place,
-                dtype=model.dtype,
-                attn_implementation=model.config._attn_implementation,
-                distributed_config=DistributedConfig(tp_size=parallel.processes),
-            )
-            .train()
+        mine = type(model).from_pretrained(
+            place,
+            dtype=model.dtype,
+            attn_implementation=model.config._attn_implementation,
+            distributed_config=DistributedConfig(tp_size=parallel.processes),
         )
     except (ValueError, RuntimeError, NotImplementedError) as error:
         raise UserError(f"--launch tp: {error}") from error
@@ -41,16 +44,21 @@ def split(model: Any, folder: Path) -> Any:
         wait()
         if parallel.main:
             shutil.rmtree(place, ignore_errors=True)
+    _add_up_gradients(mine)
+    return mine.train()
 
 
-def check_divisible(config: Any, processes: int) -> None:
-    """Raises:
-    UserError: heads or widths are no multiple of the number of processes.
+def _add_up_gradients(model: Any) -> None:
+    """Norms of single heads have their gradient from this process's heads alone: add up those of all.
+
+    On each gradient before it is accumulated; the library's style for it adds up the accumulated sum again and again.
     """
-    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value % processes:
-            raise UserError(
-                f"--launch tp: {name} is {value}, which {processes} processes cannot share evenly: use fsdp2, or "
-                "another number of processes"
-            )
+    import torch
+
+    def added(gradient: Any) -> Any:
+        torch.distributed.all_reduce(gradient)
+        return gradient
+
+    for name, parameter in model.named_parameters():
+        if name.endswith(NORMS_OF_HEADS):
+            parameter.register_hook(added)

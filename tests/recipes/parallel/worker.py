@@ -13,8 +13,6 @@ from pathlib import Path
 
 import torch
 
-torch.set_num_threads(1)
-
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.parallel.strategy import Parallel
@@ -23,6 +21,7 @@ from anyformer.recipes.run import run_recipe
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     jobs, results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), []
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for job in jobs:
