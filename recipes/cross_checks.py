@@ -11,8 +11,10 @@ from .checks_rewards import across_rewards
 from .checks_training import across_training
 from .data.builtin import BUILT_IN
 from .data.formats import FORMATS
+from .errors import UserError
 from .introspection import UNKNOWN, class_fields
 from .schema import KINDS, SECTIONS
+from .tokens.learned_tokenizer import learned_size
 from .yaml_tree import Path, show
 
 Fault = tuple[Path, str]
@@ -88,8 +90,21 @@ def _across_model(model: dict[str, Any], given: bool) -> Iterator[Fault]:
     elif preset is not None and model.get("tokenizer") is None:
         yield (
             ("model", "preset"),
-            "a preset has no tokenizer: set model.tokenizer to a Hub id, a folder, a package: file or builtin:bytes",
+            "a preset has no tokenizer: set model.tokenizer to a Hub id, a folder, a package: file, builtin:bytes, or "
+            "builtin:bpe:4096 to learn one from the training rows",
         )
+    yield from _across_learned_tokenizer(model.get("tokenizer"), path)
+
+
+def _across_learned_tokenizer(name: Any, path: Any) -> Iterator[Fault]:
+    where = ("model", "tokenizer")
+    try:
+        learned = learned_size(name if isinstance(name, str) else None)
+    except UserError as error:
+        yield where, str(error)
+    else:
+        if learned and path is not None:
+            yield where, "is learned for a new model (model.preset); a checkpoint has a tokenizer: remove the key"
 
 
 def _across_objective(model: dict[str, Any], objective: dict[str, Any]) -> Iterator[Fault]:

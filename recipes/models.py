@@ -5,13 +5,14 @@ installed Python package, so that a real model can come from a package index alo
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
 from .loading import load_preset
 from .tokens.byte_tokenizer import BYTES, byte_tokenizer
+from .tokens.learned_tokenizer import learn_tokenizer, learned_size
 
 if TYPE_CHECKING:
     import torch
@@ -72,8 +73,16 @@ def _models_in(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.suffix == ".gguf" or (p / "config.json").is_file())
 
 
-def load_tokenizer(model: Any, *, ends: bool = True) -> Any:
-    """The tokenizer of a recipe's `model` section; see `load_tokenizer_from`."""
+def load_tokenizer(model: Any, *, ends: bool = True, texts: Callable[[], Iterable[str]] | None = None) -> Any:
+    """The tokenizer of a recipe's `model` section; see `load_tokenizer_from`.
+
+    Args:
+        texts: of the recipe's training rows, for a tokenizer that is learned from them.
+    """
+    if size := learned_size(model.tokenizer):
+        if texts is None:
+            raise UserError(f"model.tokenizer: {model.tokenizer} is learned from a recipe's rows, and there are none")
+        return learn_tokenizer(texts(), size, encoder=not ends)
     return load_tokenizer_from(
         resolve_path(model.tokenizer or model.path),
         revision=None if model.tokenizer else model.revision,
@@ -184,13 +193,17 @@ def adapter_folder(path: str) -> Path | None:
 
 
 def config_and_tokenizer(
-    model: Any, shapes: Sequence[str] = ("decoder",), rows_for: Callable[[int], int] | None = None
+    model: Any,
+    shapes: Sequence[str] = ("decoder",),
+    rows_for: Callable[[int], int] | None = None,
+    texts: Callable[[], Iterable[str]] | None = None,
 ) -> "tuple[AnyformerConfig, Any]":
     """Config and tokenizer of a recipe's `model` section, without loading a weight.
 
     Args:
         shapes: the architectures that the objective can train.
         rows_for: rows that the embedding will be given, from those that it has; default: it stays as it is.
+        texts: of the recipe's training rows, for a tokenizer that is learned from them.
 
     Raises:
         UserError: no such model, an unknown family, a config that makes no sense, a shape that the objective cannot
@@ -205,7 +218,7 @@ def config_and_tokenizer(
         if model.preset:
             preset = load_preset(model.preset)
             shape = (preset | model.config).get("architecture")
-            tokenizer = load_tokenizer(model, ends=shape != "encoder")
+            tokenizer = load_tokenizer(model, ends=shape != "encoder", texts=texts)
             config = AnyformerConfig(**(preset | _ids_of(tokenizer) | model.config))
         else:
             config = config_of_checkpoint(model)

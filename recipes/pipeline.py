@@ -17,6 +17,7 @@ from .run_checks import check_inputs_survive, check_repository, faults_told
 from .run_folder import METRICS, RECIPE, Record, RunFolder, changed_training
 from .schema import OBJECTIVES, Recipe
 from .stages import Pipeline, Stage
+from .tokens.learned_tokenizer import learned_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -239,7 +240,8 @@ def _prepare_all(
             continue
         with _naming(stage):
             shapes = OBJECTIVES[recipe.objective.kind].shapes
-            start = (recipe.model.model_dump_json(), recipe.adapter.path, shapes)
+            learned = recipe.data.model_dump_json() if learned_size(recipe.model.tokenizer) else None
+            start = (recipe.model.model_dump_json(), recipe.adapter.path, shapes, learned)
             if start not in opened:
                 opened[start] = model_of(recipe, shapes)
             prepared[stage.name] = prepare(recipe, opened[start])

@@ -1,6 +1,7 @@
 """What is known of a run before a weight is loaded: data, tokens, adapter and plan."""
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,12 +174,34 @@ def model_of(recipe: Recipe, shapes: tuple[str, ...]) -> tuple[Any, Any, int]:
         section = section.model_copy(update={"tokenizer": folder})  # with the tokens that were added for it
     try:
         longer = (lambda held: rows_needed(folder, held)) if folder else None
-        config, tokenizer = config_and_tokenizer(section, shapes, longer)
+        config, tokenizer = config_and_tokenizer(section, shapes, longer, lambda: _training_texts(recipe))
         if folder:
             check_vocabulary(folder, config.vocab_size)
         return config, tokenizer, longer(config.vocab_size) if longer else config.vocab_size
     except BadAdapterError as error:
         raise UserError(f"adapter.path: {error}") from error
+
+
+def _training_texts(recipe: Recipe) -> Iterator[str]:
+    """The texts of the training rows, for a tokenizer that is learned from them.
+
+    Raises:
+        UserError: the rows are of another form than texts, or sources and targets.
+    """
+    from .data import load_splits
+    from .objectives import objective_class
+    from .shards.splits import names_shards
+
+    if names_shards(recipe.data):
+        raise UserError("model.tokenizer: token shards have their tokenizer: name the folder `tokenizer` in theirs")
+    for row in load_splits(recipe.data, accepts=objective_class(recipe.objective.kind).formats).train:
+        found = [row[name] for name in ("text", "source", "target") if isinstance(row.get(name), str)]
+        if not found:
+            raise UserError(
+                f"model.tokenizer: {recipe.model.tokenizer} is learned from rows of text or of source and target; "
+                f"these hold {', '.join(sorted(row))}. Name a tokenizer that exists"
+            )
+        yield from found
 
 
 def _check_soft_prompt(recipe: Recipe, objective: "Objective") -> None:

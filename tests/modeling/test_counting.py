@@ -56,7 +56,11 @@ KNOWN = {
     "llama-2-7b": 6_738_415_616,
     "llama-3-70b": 70_553_706_496,
     "llama-3-8b": 8_030_261_248,
+    # By hand: tables of tokens, positions and types with their norm, four layers of weights and biases, pooler.
+    "mini-bert": (2048 + 128 + 2) * 256 + 512 + 4 * (262_144 + 1024 + 524_288 + 1280 + 1024) + 65_792,
     "mini-gpt": 19_665_408,
+    # By hand: one table, four layers of attention, gated feed-forward and two norms, the last norm.
+    "mini-llama": 2048 * 320 + 4 * (409_600 + 860_160 + 640) + 320,
     # By hand: the shared table, three encoder and three decoder layers, two last norms.
     "mini-transformer": 32000 * 128 + 3 * (65_536 + 131_712 + 512) + 3 * (131_072 + 131_712 + 768) + 512,
     "mistral-7b": 7_241_732_096,
