@@ -23,7 +23,7 @@ def test_one_process_is_told_from_several():
     assert strategy_of(trainer, 1) == "one"
     check(trainer, Parallel(), {"recipe": "a"})
     for strategy in ("ddp", "fsdp2", "tp", "deepspeed"):
-        with pytest.raises(UserError, match="but in force is one process. Nothing was trained"):
+        with pytest.raises(UserError, match=r"but in force is one process\. Nothing was trained"):
             check(trainer, Parallel(strategy, 2, 0), {})
 
 
