@@ -65,8 +65,8 @@ def main() -> None:
         recipe = load_recipe(job["recipe"], job["overrides"])
         parallel = Parallel(job["strategy"], world, rank) if job["strategy"] != "one" else Parallel()
         try:
-            with SPOILED[job["fault"]](rank), begun(parallel):
-                run_recipe(recipe, resume=job["resume"])
+            with SPOILED[job.get("fault", "")](rank), begun(parallel):
+                run_recipe(recipe, resume=job.get("resume", False))
             results.append("")
         except UserError as error:
             results.append(str(error))
