@@ -328,7 +328,7 @@ def test_a_broken_parent_is_reported_beside_the_child_s_faults():
         ("train.max_length=", "train", "max_length", None),
         ("train.run_name=a=b", "train", "run_name", "a=b"),
         ("train.report_to=[tensorboard]", "train", "report_to", ["tensorboard"]),
-        ("train.lr_scheduler_kwargs.num_cycles=2", "train", "lr_scheduler_kwargs", {"num_cycles": 2}),
+        ("train.accelerator_config.split_batches=true", "train", "accelerator_config", {"split_batches": True}),
         ("data.source=*.jsonl", "data", "source", "*.jsonl"),
         ("data.columns={prompt: q}", "data", "columns", {"prompt": "q"}),
     ],
