@@ -80,7 +80,7 @@ def run_recipe(
         folder.open(recipe.to_yaml(), resume=resume, keep=asked)
         folder.update_metrics(data_digest=digest, rows_a_step=rows)
         wait()
-        _Run(recipe, prepared, folder, console, next_steps=next_steps).execute(resume=resume, check=check)
+        _Run(recipe, prepared, folder, console, next_steps=next_steps, checks=check).execute(resume=resume)
     return folder.path
 
 
@@ -88,13 +88,20 @@ class _Run:
     """One run after its plan: from loading the weights to the last line printed."""
 
     def __init__(
-        self, recipe: Recipe, prepared: Prepared, folder: RunFolder, console: "Console", *, next_steps: bool
+        self,
+        recipe: Recipe,
+        prepared: Prepared,
+        folder: RunFolder,
+        console: "Console",
+        *,
+        next_steps: bool = False,
+        checks: bool = False,
     ) -> None:
         self.recipe, self.prepared, self.folder, self.console = recipe, prepared, folder, console
         self.objective, self.tokenizer = prepared.objective, prepared.tokenizer
-        self.started, self.next_steps = time.monotonic(), next_steps
+        self.started, self.next_steps, self.checks = time.monotonic(), next_steps, checks
 
-    def execute(self, *, resume: bool, check: bool) -> None:
+    def execute(self, *, resume: bool) -> None:
         from .parallel.whole import is_sharded
 
         if other := other_base(self.recipe):
@@ -103,7 +110,7 @@ class _Run:
         if current().main and self.recipe.eval.before and not (resume and "before" in self.folder.metrics):
             self.folder.update_metrics(**self.measure(model, "before"))
         model, adapter = self.ready(model, resume=resume)
-        trainer, result = self.train(model, adapter, resume=resume, check=check)
+        trainer, result = self.train(model, adapter, resume=resume)
         trained = self.detach(trainer)
         if trained is None:  # the first process has it and goes on alone
             return
@@ -122,8 +129,8 @@ class _Run:
             parallel=asdict(current()),
             versions=_versions(),
         )
+        metrics = self.open_again(metrics, sharded)
         self.report(metrics)
-        self.open_again(metrics, sharded)
         self.folder.update_metrics(finished=True)
         if not current().main:
             return
@@ -140,7 +147,7 @@ class _Run:
         from .models import empty_model, load_model, with_head
 
         config, seed, head = copy.deepcopy(self.prepared.config), self.prepared.arguments.seed, self.objective.head
-        if gets_its_part_later(self.recipe, current()):
+        if gets_its_part_later(self.recipe, current(), check=self.checks):
             config.vocab_size, self.family = self.prepared.rows, config.model_type
             section = self.recipe.model
             return empty_model(config, head, section.attn_implementation, _dtype(section.dtype))
@@ -228,7 +235,7 @@ class _Run:
         samples = self.objective.samples(model, rows)
         return {when: figures, f"samples_{when}": [asdict(sample) for sample in samples]}
 
-    def train(self, model: Any, adapter: Any, *, resume: bool, check: bool) -> tuple[Any, Any]:
+    def train(self, model: Any, adapter: Any, *, resume: bool) -> tuple[Any, Any]:
         """The trainer after training, and its result."""
         from .adapters import Watch, check_weights, use_lora_plus
         from .flight_checks import FlightChecks
@@ -248,7 +255,7 @@ class _Run:
         trainer.add_callback(FlightChecks(checkpoint, self.warn, not self.objective.samples_its_data))
         same = {"recipe": self.recipe.to_yaml(), "data": self.prepared.data_digest}
         trainer.add_callback(InForce(trainer, current(), same))
-        if check:
+        if self.checks:
             self.check(trainer)
         for passed_over, part in broken:
             self.warn(f"{passed_over.name} is passed over: {part}")
@@ -284,21 +291,22 @@ class _Run:
         alone has the model, and the others get None.
         """
         from .adapters import merge, restore_forward
+        from .parallel.whole import engine_values, is_sharded, put_values, trained_values
 
         trained = trainer.accelerator.unwrap_model(trainer.model)
-        if current().sharded:
-            if self.recipe.adapter.in_place:
-                return merge(trained)
-            from .parallel.whole import put_values, trained_values
-
-            values = trained_values(trained)
+        split = is_sharded(trained)  # not where the last step was taken over from a checkpoint
+        if split and self.recipe.adapter.in_place:
+            return merge(trained)
+        engine = current().strategy == "deepspeed"
+        if split or engine:
+            values = engine_values(trainer) if engine else trained_values(trained)
             trained = put_values(self.adapted(), values) if current().main else None
         if not current().main:
             return None
         if self.recipe.adapter.in_place:
             return merge(trained)
         restore_forward(trained)
-        if self.recipe.model.quantization is not None and not current().sharded:
+        if self.recipe.model.quantization is not None and not split:
             self.folder.update_metrics(**self.measure(trained, "quantized_after"))
             trained = self.on_whole_weights(trained)
         if keeps_adapter(self.recipe):
@@ -397,11 +405,15 @@ class _Run:
 
         return auto_class_of(HEADS[self.objective.head].__name__) or "AutoModel"
 
-    def open_again(self, metrics: dict[str, Any], sharded: bool) -> None:
+    def open_again(self, metrics: dict[str, Any], sharded: bool) -> dict[str, Any]:
         """Open the saved folder as anybody would; it must measure what the trained model measured.
 
         Args:
             sharded: all processes open it, each with its part.
+
+        Returns:
+            The metrics. Where FSDP2 trained in 16 bits, whose products it keeps to while it measures, the figures after
+            training are those of the opened model.
 
         Raises:
             UserError: it does not.
@@ -411,14 +423,17 @@ class _Run:
         model = load_pretrained(str(self.folder.path), auto_class=self.auto_class, sharded=sharded)
         self.objective.check_saved(model)
         if self.prepared.held_out is None:
-            return
+            return metrics
         again = self.objective.measure(model, self.prepared.splits.eval, self.prepared.held_out)
+        if sharded and current().strategy == "fsdp2" and self.prepared.arguments.mixed_precision != "no":
+            return self.folder.update_metrics(after=again)
         if not self.objective.reproduced(again, metrics["after"]):
             name = self.objective.shown[0]
             raise UserError(
                 f"{self.folder.path} does not hold what was trained: opened again its held-out {name} is "
                 f"{again[name]:.4f}, not {metrics['after'][name]:.4f}. Please report this"
             )
+        return metrics
 
     def push(self) -> None:
         hub = self.recipe.hub

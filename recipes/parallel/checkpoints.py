@@ -27,6 +27,7 @@ class AnyLayout:
     optimizer: Any
     lr_scheduler: Any
     args: Any
+    state: Any
     is_fsdp_enabled: bool
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -68,6 +69,12 @@ class AnyLayout:
         else:
             _load_whole_model(self.model, checkpoint)
 
+    def _load_best_model(self) -> None:
+        if current().strategy == "tp":
+            _load_sharded_model(self.model, Path(self.state.best_model_checkpoint) / MODEL)
+        else:
+            super()._load_best_model()  # type: ignore[misc]
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or (self._reads_by_library(Path(checkpoint)) and self._has_groups_of(Path(checkpoint))):
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
@@ -82,7 +89,8 @@ class AnyLayout:
             options = None
         else:
             whole = torch.load(folder / WHOLE_OPTIMIZER, map_location="cpu", weights_only=True)
-            held["state"] = dict(zip(_order(self), whole["state"].values(), strict=True))
+            order = _order(self)
+            held["state"] = {order[number]: state for number, state in whole["state"].items()}
             options = StateDictOptions(full_state_dict=True)
         set_optimizer_state_dict(self.model, _plain(self.optimizer), held, options=options)
         self.lr_scheduler.load_state_dict(_for_groups(_schedule(folder), len(self.optimizer.param_groups), folder))

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from ..errors import UserError
 from .strategy import STRATEGIES, launch_file
 
+# Seconds that processes have for a checkpoint after a SIGTERM; torch's own 30 are short for large models.
+PATIENCE = 600
 # Exit status where a process was ended by a signal: 128 and its number, as shells have it.
 _BY_SIGNAL = 128
 
@@ -30,6 +32,7 @@ def launch(strategy: str, processes: int | None, arguments: Sequence[str], port:
         raise UserError(f"--launch {strategy}: no such strategy; there are {', '.join(STRATEGIES)}")
     count = _processes(strategy, processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(_cores() // count, 1)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(PATIENCE))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of parameters that are all used
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process that failed has said why
     from accelerate.commands.launch import launch_command, launch_command_parser

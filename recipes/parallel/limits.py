@@ -8,6 +8,10 @@ from .strategy import Parallel
 
 # Keys of a LoRA that starts without a look at the weights it is put on.
 LORA_WITHOUT_WEIGHTS = {"r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "bias", "exclude_modules"}
+# Objectives that look at nothing but the model that is split: no reference, no answers of its own, no second model.
+SHARDED = ("pretrain", "sft", "mlm", "mlm-nsp", "seq2seq", "classify", "token-classify", "reward")
+# Optimisers that update weights which are split; others have kernels or statistics of whole ones.
+OF_PARTS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "muon")
 # Position embeddings that add a bias to each head's scores.
 PER_HEAD = ("alibi", "relative")
 # Sizes that tensor parallelism divides among the processes.
@@ -19,8 +23,15 @@ def check_spread(recipe: Any, config: Any, parallel: Parallel) -> None:
     UserError: a recipe, or its model, cannot be trained with the strategy that is asked for.
     """
     strategy, kind = parallel.strategy, recipe.adapter.kind
+    if parallel.processes > 1:
+        _check_train(recipe.train, parallel)
     if parallel.sharded and kind in SOFT_PROMPTS:
         raise UserError(f"--launch {strategy} splits weights, and a soft prompt is read as a whole: use ddp")
+    if parallel.sharded and recipe.objective.kind not in SHARDED:
+        raise UserError(
+            f"--launch {strategy} splits weights, and objective {recipe.objective.kind} compares or samples with whole "
+            "ones: use ddp"
+        )
     if strategy == "tp":
         if kind != "none" or recipe.model.quantization is not None:
             raise UserError(
@@ -34,8 +45,31 @@ def check_spread(recipe: Any, config: Any, parallel: Parallel) -> None:
         )
 
 
-def gets_its_part_later(recipe: Any, parallel: Parallel) -> bool:
-    """Whether this process needs no weights of its own: the first one hands out parts of what it has read."""
+def _check_train(train: dict[str, Any], parallel: Parallel) -> None:
+    """Raises:
+    UserError: settings of the trainer that give other results in several processes, or fail there.
+    """
+    if train.get("average_tokens_across_devices") is False:
+        raise UserError(
+            "train.average_tokens_across_devices: false weighs each process alike, however few tokens it has"
+        )
+    for name in ("split_batches", "dispatch_batches"):
+        if (train.get("accelerator_config") or {}).get(name):
+            raise UserError(f"train.accelerator_config.{name} deals out rows in another way than this suite: remove it")
+    optimizer = train.get("optim")
+    if parallel.strategy in ("fsdp2", "tp") and optimizer is not None and optimizer not in OF_PARTS:
+        raise UserError(
+            f"train.optim: {optimizer} was not made for weights that are split; {', '.join(OF_PARTS)} were, or use "
+            "--launch ddp"
+        )
+
+
+def gets_its_part_later(recipe: Any, parallel: Parallel, *, check: bool) -> bool:
+    """Whether this process needs no weights of its own: the first one hands out parts of what it has read.
+
+    Args:
+        check: the model is looked at before it is split.
+    """
     adapter, quantized = recipe.adapter, recipe.model.quantization is not None
     plain = adapter.in_place or (adapter.kind == "lora" and set(adapter.arguments()) <= LORA_WITHOUT_WEIGHTS)
     return (

@@ -31,6 +31,9 @@ class Filled(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows[index] for index in range(len(self.rows)))
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index < len(self.rows):
             return self.rows[index]

@@ -84,6 +84,12 @@ def trained_values(model: Any) -> dict[str, Any]:
     return {name: whole_tensor(p).detach().cpu() for name, p in trained.items()}
 
 
+def engine_values(trainer: Any) -> dict[str, Any]:
+    """All weights of a model that DeepSpeed has split, on the CPU of the first process; every process calls it."""
+    held = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    return {name: value.detach().cpu() for name, value in (held or {}).items()}
+
+
 def put_values(model: Any, values: dict[str, Any]) -> Any:
     """A model with what another process group's model has learned, by name.
 
@@ -95,7 +101,7 @@ def put_values(model: Any, values: dict[str, Any]) -> Any:
     held = dict(model.named_parameters())
     with torch.no_grad():
         for name, value in values.items():
-            held[name].copy_(value)
+            held[name].copy_(value)  # in the dtype that the model has
     return model
 
 

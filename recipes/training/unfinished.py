@@ -38,9 +38,15 @@ def finish(run: Path, name: str) -> None:
     folder, target = run / SAVING / name, run / name
     write_manifest(folder)
     flush(folder)
+    before = run / SAVING / f"replaced-{name}"
     if target.exists():
-        target.rename(run / SAVING / f"replaced-{name}")
-    folder.rename(target)
+        target.rename(before)
+    try:
+        folder.rename(target)
+    except OSError:
+        if before.exists():
+            before.rename(target)  # what is left under `.saving` is removed
+        raise
     _flush_entries(run)
     discard(run)
 

@@ -54,6 +54,12 @@ def test_rows_that_fill_have_nothing_to_learn():
     assert masked == {"input_ids": [5, 6], "next_sentence_label": -100, "labels": [-100, -100]}
 
 
+def test_a_filled_data_set_ends():
+    """What measures all rows, as a sampler that groups them by length does, goes by iteration."""
+    rows = [{"input_ids": [5, 6], "labels": [-100, 6]}] * 3
+    assert len(list(Filled(rows))) == 3
+
+
 def test_which_rows_can_fill():
     row = {"input_ids": torch.tensor([1]), "labels": torch.tensor([1])}
     assert can_fill(row, False) and not can_fill({"input_ids": [1]}, False) and can_fill({"input_ids": [1]}, True)

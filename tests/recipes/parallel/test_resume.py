@@ -74,6 +74,19 @@ def test_one_process_is_resumed_to_the_last_bit(begun, resumed):
     assert all(whole[name].equal(again[name]) for name in whole)
 
 
+def test_a_run_whose_last_step_is_saved_already_ends_without_training(begun, tmp_path):
+    """As after a kill between the last checkpoint and the result."""
+    recipe, runs = begun
+    jobs = []
+    for strategy in ("ddp", "fsdp2", "tp"):
+        folder = stopped_at_ten(runs[strategy], tmp_path / strategy)
+        shutil.copytree(runs[strategy] / "checkpoint-20", folder / "checkpoint-20")
+        jobs.append(Job(recipe, folder, strategy, resume=True))
+    assert not any(run_jobs(jobs, tmp_path))
+    for job in jobs:
+        assert_same_run(begun[1]["one"], job.folder)
+
+
 def test_another_number_of_rows_a_step_is_refused(begun, tmp_path):
     recipe, runs = begun
     folder = stopped_at_ten(runs["one"], tmp_path / "run")
