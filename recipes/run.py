@@ -15,12 +15,11 @@ from .disk import write_fault
 from .errors import UserError
 from .models import hub_id
 from .parallel.limits import check_spread, gets_its_part_later
-from .parallel.world import current, main_first, wait
+from .parallel.world import current, main_first, of_first_process, wait
 from .prepare import Prepared, prepare
 from .run_checks import check_inputs_survive, check_rows_a_step, faults_told, may_begin
 from .run_folder import ADAPTER, FIGURES, RunFolder, holds_last_step
 from .schema import Recipe
-from .training.processes import of_first_process
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,13 +14,12 @@ PATIENCE = 600
 _BY_SIGNAL = 128
 
 
-def launch(strategy: str, processes: int | None, arguments: Sequence[str], port: int | None = None) -> int:
+def launch(strategy: str, processes: int | None, arguments: Sequence[str]) -> int:
     """Run `anyformer` with arguments in several processes of this machine.
 
     Args:
         processes: default: as many as there are GPUs.
         arguments: of the command, the verb first; `--launch` among them, so that each process checks what it is in.
-        port: for the processes to meet at; default: a free one.
 
     Returns:
         The exit status: of the first process that failed, 0 if none did.
@@ -40,7 +39,7 @@ def launch(strategy: str, processes: int | None, arguments: Sequence[str], port:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     options = ["--config_file", str(launch_file(strategy)), "--num_processes", str(count)]
-    options += ["--main_process_port", str(port or 0), "-m", "anyformer", *arguments]
+    options += ["--main_process_port", "0", "-m", "anyformer", *arguments]
     try:
         launch_command(launch_command_parser().parse_args(options))
     except ChildFailedError as error:

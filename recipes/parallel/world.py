@@ -2,14 +2,15 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import UserError
 from .strategy import Parallel, launch_file
 
+T = TypeVar("T")
 # Processes wait for the first one while it reads and tokenises a corpus.
 PATIENCE = timedelta(hours=24)
 # So long another process waits before it tells its own fault: the first one usually has the same and ends them all.
@@ -127,3 +128,23 @@ def gathered(value: Any) -> list[Any]:
     found: list[Any] = [None] * _current.processes
     torch.distributed.all_gather_object(found, value)
     return found
+
+
+def of_first_process(decide: Callable[[], T]) -> T:
+    """What `decide` answers in the first process, in all of them.
+
+    Raises:
+        UserError: it raises one there.
+    """
+    answer, fault = None, None
+    if current().main:
+        try:
+            answer = decide()
+        except UserError as error:
+            if current().processes == 1:
+                raise
+            fault = str(error)
+    answer, fault = gathered((answer, fault))[0]
+    if fault is not None:
+        raise UserError(fault)
+    return answer

@@ -12,6 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from ..objectives.preference import plain_model
+from ..tokens.report import IGNORE
 from .metrics_file import MetricsFile
 from .peaks import Peak, peak_of
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from ...modeling.counting import ForwardFlops
     from ..plan import Plan
 
-IGNORED = -100
 # Under this name a checkpoint's trainer_state.json keeps what was counted up to its step.
 KEPT = "anyformer"
 # The mask of what a pass reads; collators of pairs have one for each side.
@@ -295,16 +295,16 @@ def lengths_of(batch: Mapping[str, Any], *, both_sides: bool) -> tuple[Any, Any,
     learned = isinstance(labels, torch.Tensor) and labels.dim() == 2 and len(labels) == len(read)
     if not both_sides:
         # A decoder predicts none of the first tokens, an encoder may: one place of a row in a long text.
-        logits = _sums([labels != IGNORED]) if learned else read
+        logits = _sums([labels != IGNORE]) if learned else read
         return read * (logits > 0), torch.zeros_like(read), logits
     own = batch.get("decoder_attention_mask")
     if isinstance(own, torch.Tensor) and own.dim() == 2:
         target = _sums([own])
     elif learned:
-        target = _sums([labels != IGNORED])
+        target = _sums([labels != IGNORE])
     else:
         return None
-    logits = _sums([labels != IGNORED]) if learned else target
+    logits = _sums([labels != IGNORE]) if learned else target
     return target * (logits > 0), read * (logits > 0), logits
 
 
