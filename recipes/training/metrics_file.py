@@ -1,10 +1,12 @@
 """`metrics.csv`: a row for each log of the trainer, written as the run goes."""
 
 import csv
-import os
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from ..run_folder import write_text
 
 # Columns that are always there, in this order; others follow as they first appear.
 COLUMNS = (
@@ -58,11 +60,8 @@ class MetricsFile:
 
     def _rewrite(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write the file whole or not at all."""
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(self.path, text.getvalue())
