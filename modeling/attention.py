@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_anyformer import AnyformerConfig
+from .linear import Linear
 from .norms import build_norm
 from .positions import Rotation, apply_rotary
 from .registry import ATTENTIONS
@@ -91,7 +92,7 @@ class AttentionBase(nn.Module):
         self.attn_dropout = nn.Dropout(config.attention_dropout)
 
     def _project_out(self, inputs: int) -> None:
-        self.o_proj = nn.Linear(inputs, self.config.hidden_size, bias=self.config.attention_out_bias)
+        self.o_proj = Linear(inputs, self.config.hidden_size, bias=self.config.attention_out_bias)
 
     def attend(
         self,
@@ -156,9 +157,9 @@ class GroupedQueryAttention(AnyformerAttention):
         super().__init__(config, layer_idx, causal, layer_type)
         query_size = config.num_attention_heads * self.head_dim
         key_size = config.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.q_proj = Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.v_proj = Linear(config.hidden_size, key_size, bias=config.attention_bias)
         self._project_out(query_size)
         self.q_norm, self.k_norm = (
             self._head_norm(n) for n in (config.num_attention_heads, config.num_key_value_heads)
@@ -214,9 +215,9 @@ class CrossAttention(AttentionBase):
             self.scaling = config.attention_multiplier or self.head_dim**-0.5
         query_size = config.num_attention_heads * self.head_dim
         key_size = config.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.q_proj = Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.v_proj = Linear(config.hidden_size, key_size, bias=config.attention_bias)
         self._project_out(query_size)
 
     def forward(

@@ -10,6 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging
 from transformers.utils.import_utils import is_tracing
 
+from .linear import better_in_fp32
+
 logger = logging.get_logger(__name__)
 
 IGNORED = -100
@@ -164,7 +166,7 @@ def linear_cross_entropy(
 
     Args:
         states: [tokens, hidden_size]. targets: [tokens].
-        head: a plain layer, as `is_plain`.
+        head: a plain layer, as `linear.is_plain` says.
         finish: what is done with each logit behind the head, without parameters.
         z_coef: factor of the z-loss.
 
@@ -175,19 +177,10 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(states.device.type):
         dtype = torch.get_autocast_dtype(states.device.type)
         tensors = [tensor if tensor is None else tensor.to(dtype) for tensor in tensors]
+    elif better_in_fp32(states, head.weight):
+        tensors = [tensor if tensor is None else tensor.float() for tensor in tensors]
     totals = _LinearCrossEntropy.apply(*tensors, targets, finish, chunk_size, z_coef)
     return totals if z_coef else totals[0]
-
-
-def is_plain(head: nn.Module) -> bool:
-    """Whether a weight and a bias are all that a head is: no adapter, hook, quantised or distributed weight."""
-    inner = getattr(head, "_orig_mod", head)  # what torch.compile has wrapped
-    for module in (head, inner):
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-            return False
-    if type(inner) is not nn.Linear or "forward" in vars(inner):
-        return False
-    return type(head.weight) in (nn.Parameter, torch.Tensor)
 
 
 def is_sharded(head: nn.Module) -> bool:
@@ -221,8 +214,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         by_states, by_weight, by_bias = ctx.needs_input_grad[:3]
         grad_states = torch.empty_like(states) if by_states else None
-        grad_weight = _zeros_for_a_sum(weight) if by_weight else None
-        grad_bias = _zeros_for_a_sum(bias) if by_bias and bias is not None else None
+        # In at least fp32: in 16 bits the sum over many chunks would lose what each of them adds.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=wide) if by_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=wide) if by_bias and bias is not None else None
         totals = torch.zeros(2, device=states.device)
         for start in range(0, len(states), chunk_size):
             part = slice(start, start + chunk_size)
@@ -250,28 +245,32 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (*grads, None, None, None, None)
 
 
-def _zeros_for_a_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros in at least fp32: in bf16 the sum over many chunks would lose what each of them adds."""
-    return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
-
-
 def _losses_and_slope(
     logits: torch.Tensor, targets: torch.Tensor, finish: Callable[[torch.Tensor], torch.Tensor], z_coef: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Summed cross-entropy in fp32 of `finish(logits)` with `z_coef` times the z-loss, and the z-loss alone, as [2];
     and the gradient of the first by logits [tokens, classes]."""
     with torch.enable_grad():
-        finished = finish(logits.requires_grad_()).float()
-    slope = nn.functional.log_softmax(finished.detach(), dim=-1)
-    loss = nn.functional.nll_loss(slope, targets, reduction="sum")
+        finished = finish(logits.requires_grad_())
+    slope = finished.detach().float()
+    if finished is not logits and slope.data_ptr() == finished.data_ptr():
+        slope = slope.clone()  # else what `finish` keeps for its gradient would change with it
+    # Step by step in one place: the logits of a chunk are by far the largest thing there is.
+    top = slope.amax(dim=-1, keepdim=True)
+    behind_top = nn.functional.nll_loss(slope.sub_(top), targets, reduction="sum")
+    log_sum = slope.exp_().sum(dim=-1, keepdim=True)
+    slope /= log_sum
+    log_sum.log_()
+    loss = log_sum.sum() + behind_top
     z = torch.zeros_like(loss)
-    slope.exp_()
     if z_coef:
-        log_z = torch.logsumexp(finished.detach(), dim=-1, keepdim=True)
+        log_z = top + log_sum
         z = (log_z**2).sum()
         slope *= 1 + 2 * z_coef * log_z  # of log(Z)^2 by a logit: 2 log(Z) times its probability
     slope[torch.arange(len(targets), device=targets.device), targets] -= 1
-    return torch.stack([loss + z_coef * z, z]), torch.autograd.grad(finished, logits, slope)[0]
+    if finished is not logits:
+        slope = torch.autograd.grad(finished, logits, slope.to(finished.dtype))[0]
+    return torch.stack([loss + z_coef * z, z]), slope.to(logits.dtype)
 
 
 def sequence_classification_loss(

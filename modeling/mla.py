@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache
 
 from .attention import AnyformerAttention, softmax_of_scores
 from .configuration_anyformer import AnyformerConfig
+from .linear import Linear, is_plain
 from .norms import build_norm
 from .paged import is_paged
 from .positions import Rotation, apply_rotary
@@ -41,14 +42,14 @@ class LatentAttention(AnyformerAttention):
         )
         hidden, key_dim = config.hidden_size, config.qk_head_dim
         if config.q_lora_rank is None:
-            self.q_proj = nn.Linear(hidden, self.heads * key_dim, bias=False)
+            self.q_proj = Linear(hidden, self.heads * key_dim, bias=False)
         else:
-            self.q_a_proj = nn.Linear(hidden, config.q_lora_rank, bias=config.attention_bias)
+            self.q_a_proj = Linear(hidden, config.q_lora_rank, bias=config.attention_bias)
             self.q_a_layernorm = build_norm(config, config.q_lora_rank, LATENT_EPS)
-            self.q_b_proj = nn.Linear(config.q_lora_rank, self.heads * key_dim, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(hidden, self.rank + self.rope_dim, bias=config.attention_bias)
+            self.q_b_proj = Linear(config.q_lora_rank, self.heads * key_dim, bias=False)
+        self.kv_a_proj_with_mqa = Linear(hidden, self.rank + self.rope_dim, bias=config.attention_bias)
         self.kv_a_layernorm = build_norm(config, self.rank, LATENT_EPS)
-        self.kv_b_proj = nn.Linear(self.rank, self.heads * (self.nope_dim + self.value_dim), bias=False)
+        self.kv_b_proj = Linear(self.rank, self.heads * (self.nope_dim + self.value_dim), bias=False)
         self._project_out(self.heads * self.value_dim)
 
     def forward(
@@ -109,19 +110,13 @@ class LatentAttention(AnyformerAttention):
 
     def _absorbing_pays(self, queries: int, context: int, mask: Any) -> bool:
         known = self.config._attn_implementation in (None, "eager", "paged|eager", "sdpa")
-        if not known or not self._plain_projection() or not (mask is None or isinstance(mask, torch.Tensor)):
+        if not known or not is_plain(self.kv_b_proj) or not (mask is None or isinstance(mask, torch.Tensor)):
             return False
         # Multiplications a head beside those that both ways share.
         both = self.nope_dim + self.value_dim
         expanded = context * self.rank * both + queries * context * (both + self.rope_dim)
         absorbed = queries * self.rank * both + queries * context * (2 * self.rank + self.rope_dim)
         return absorbed < expanded
-
-    def _plain_projection(self) -> bool:
-        """Whether the weight is all that `kv_b_proj` does; some quantisers and offloaders leave its class as it is."""
-        module = self.kv_b_proj
-        hooked = hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks
-        return type(module) is nn.Linear and type(module.weight) in (nn.Parameter, torch.Tensor) and not hooked
 
     def _absorbed(
         self,

@@ -7,6 +7,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from .configuration_anyformer import AnyformerConfig
+from .linear import Linear
 from .registry import MLPS
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -28,9 +29,9 @@ class FeedForward(nn.Module):
         super().__init__()
         size = size or config.intermediate_size
         if self.has_gate:
-            self.gate_proj = nn.Linear(config.hidden_size, size, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.hidden_size, size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(size, config.hidden_size, bias=config.mlp_bias)
+            self.gate_proj = Linear(config.hidden_size, size, bias=config.mlp_bias)
+        self.up_proj = Linear(config.hidden_size, size, bias=config.mlp_bias)
+        self.down_proj = Linear(size, config.hidden_size, bias=config.mlp_bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.act_dropout = nn.Dropout(config.activation_dropout)
         self.limit = config.swiglu_limit

@@ -20,6 +20,7 @@ from .cache_layers import held_by
 from .configuration_anyformer import AnyformerConfig
 from .counting import part_of
 from .layers import AnyformerLayer
+from .linear import Linear
 from .masks import (
     attention_masks,
     check_width,
@@ -510,7 +511,7 @@ class Pooler(nn.Module):
 
     def __init__(self, config: AnyformerConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
         """[batch, length, hidden_size] -> [batch, hidden_size]."""

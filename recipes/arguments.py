@@ -70,6 +70,11 @@ def _shared(rows: int, train: dict[str, Any], default: int) -> dict[str, int]:
         UserError: the rows cannot be shared evenly.
     """
     replicas, name = current().replicas, "per_device_train_batch_size"
+    if rows < replicas:
+        raise UserError(
+            f"train.global_batch_size: {rows} rows a step cannot be shared by {replicas} processes: it must be a "
+            f"multiple of {replicas}, or use fewer processes"
+        )
     batch = train.get(name, math.gcd(rows // replicas, default))
     if rows % (replicas * batch):
         raise UserError(
@@ -115,5 +120,6 @@ def _try_reports(arguments: "TrainingArguments") -> None:
 
 
 def _cpu_has_amx() -> bool:
-    flags = Path("/proc/cpuinfo")
-    return flags.is_file() and "amx_bf16" in flags.read_text(encoding="utf-8", errors="replace")
+    import torch
+
+    return torch.cpu.get_capabilities().get("amx_bf16", False)

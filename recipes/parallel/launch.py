@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -43,13 +44,23 @@ def launch(strategy: str, processes: int | None, arguments: Sequence[str]) -> in
     try:
         launch_command(launch_command_parser().parse_args(options))
     except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        return _BY_SIGNAL - code if code < 0 else code
+        rank, failure = error.get_first_failure()
+        if failure.exitcode >= 0:
+            return failure.exitcode  # and it has said why
+        print(_ended_by(rank, -failure.exitcode), file=sys.stderr)
+        return _BY_SIGNAL - failure.exitcode
     except SignalException as error:
         return _BY_SIGNAL + error.sigval
     except (ValueError, AssertionError, ImportError) as error:
         raise UserError(f"--launch {strategy}: {error}") from error
     return 0
+
+
+def _ended_by(rank: int, number: int) -> str:
+    """What is said of a process that a signal has ended, and that could not say anything itself."""
+    cause = ", as a machine does whose memory is full" if number == signal.SIGKILL else ""
+    name = signal.Signals(number).name
+    return f"Process {rank} was ended by {name}{cause}. Give the same command with --resume: it goes on, or begins"
 
 
 def _processes(strategy: str, given: int | None) -> int:

@@ -88,6 +88,8 @@ def asked_for(launch: str | None, processes: int | None, environ: Mapping[str, s
     if launch is not None and meant not in ("ddp", "one", strategy):
         raise UserError(f"--launch {strategy}, but the launcher is set up for {meant}: leave out one of the two")
     if processes is not None and processes != world:
+        if not launched(environ):
+            raise UserError(f"--processes {processes} needs --launch too, which says how: ddp, fsdp2 or tp")
         raise UserError(f"--processes {processes}, but the launcher started {world}")
     if world == 1 and strategy not in ("one", "ddp", "deepspeed"):
         raise UserError(

@@ -29,7 +29,7 @@ def begun(parallel: Parallel) -> Iterator[Parallel]:
     """Join the group of a run, and leave it at the end.
 
     Raises:
-        UserError: the strategy needs what is not there.
+        UserError: the strategy needs what is not there, or another process is gone.
     """
     global _current
     before, _current = _current, parallel
@@ -42,10 +42,23 @@ def begun(parallel: Parallel) -> Iterator[Parallel]:
         if not parallel.main:
             time.sleep(_AFTER_THE_FIRST)
         raise
+    except RuntimeError as error:
+        if parallel.processes == 1 or not _other_is_gone(error):
+            raise
+        time.sleep(_AFTER_THE_FIRST)  # meanwhile the launcher sees which one it was, tells it and ends this one
+        raise UserError("another process of this run has ended, or cannot be reached any more") from error
     finally:
         _current = before
         os.environ.clear()
         os.environ.update(environment)
+
+
+def _other_is_gone(error: RuntimeError) -> bool:
+    import torch
+
+    text = str(error)
+    gloo = "gloo" in text and any(said in text for said in ("by peer", "Broken pipe", "Timed out"))
+    return gloo or isinstance(error, torch.distributed.DistError)
 
 
 def _join(parallel: Parallel) -> None:

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -117,33 +119,55 @@ def test_accelerates_multi_cpu_starts_one_process_and_is_refused(recipe, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_a_terminated_launch_ends_its_processes(recipe, tmp_path):
-    """SIGTERM to the command reaches the processes, which write a checkpoint; the status says which signal it was."""
-    to = f"train.output_dir={tmp_path / 'run'}"
-    command = [sys.executable, "-m", "anyformer", "train", str(recipe), to, "train.max_steps=100000"]
+@contextmanager
+def training(recipe: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A launch in two processes that has made three steps and would go on for long."""
+    command = [sys.executable, "-m", "anyformer", "train", str(recipe), f"train.output_dir={folder}"]
     started = subprocess.Popen(
-        [*command, "train.save_steps=1000000", "--launch", "ddp", "--processes", "2"],
+        [*command, "train.max_steps=100000", "train.save_steps=1000000", "--launch", "ddp", "--processes", "2"],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         encoding="utf-8",
     )
+    assert started.stdout is not None
     try:
         for line in started.stdout:
             if "step 3" in line:
                 break
+        yield started
+    finally:
+        started.kill()
+
+
+@pytest.mark.slow
+def test_a_terminated_launch_ends_its_processes(recipe, tmp_path):
+    """SIGTERM to the command reaches the processes, which write a checkpoint; the status says which signal it was."""
+    with training(recipe, tmp_path / "run") as started:
         started.send_signal(signal.SIGTERM)
         rest = started.stdout.read()
         assert started.wait(timeout=120) == 143, rest
-    finally:
-        started.kill()
     assert list((tmp_path / "run").glob("checkpoint-*")), rest
     assert "Traceback" not in rest
     time.sleep(0.5)
     left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _read(p)]
     assert not [p for p in left if p.parent.name != str(os.getpid())]
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_others_and_is_named(recipe, tmp_path):
+    with training(recipe, tmp_path / "run") as started:
+        (second,) = (
+            path.parent
+            for path in Path("/proc").glob("[0-9]*/environ")
+            if b"\0RANK=1\0" in _read(path) and str(tmp_path).encode() in _read(path.with_name("cmdline"))
+        )
+        os.kill(int(second.name), signal.SIGKILL)
+        rest = started.stdout.read()
+        assert started.wait(timeout=120) == 128 + signal.SIGKILL, rest
+    assert "Process 1 was ended by SIGKILL" in rest and "--resume" in rest
+    assert "Traceback" not in rest
 
 
 def _read(path: Path) -> bytes:

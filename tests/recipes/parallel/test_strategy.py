@@ -36,6 +36,7 @@ def test_what_is_asked_for(launch, environ, expected):
         ("tp", None, GROUP | FSDP, "the launcher is set up for fsdp2"),
         ("ddp", None, GROUP | FSDP, "the launcher is set up for fsdp2"),
         (None, 4, GROUP, "--processes 4, but the launcher started 2"),
+        (None, 2, {}, "needs --launch too, which says how: ddp, fsdp2 or tp"),
         ("one", None, GROUP, "the launcher started 2 processes"),
         ("fsdp2", None, {}, "one process only: it would train without being sharded"),
         (None, None, FSDP, "one process only"),

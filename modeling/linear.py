@@ -1,0 +1,83 @@
+"""Linear layers, on processors that multiply 16-bit numbers slower than 32-bit ones as well."""
+
+import platform
+
+import torch
+from torch import nn
+
+# Fewer rows, as while a token is generated, are bound by reading the weights, which are half as long in 16 bits. With
+# so many fp32 is faster for weights from 576 x 576 to 2,048 x 8,192.
+FEW_ROWS = 256
+
+
+def _multiplies_16_bits_slowly() -> bool:
+    """Whether this is an x86 processor without matrix units (AMX)."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    return not torch.cpu.get_capabilities().get("amx_bf16", False)
+
+
+SLOW_IN_16_BITS = _multiplies_16_bits_slowly()
+
+
+def better_in_fp32(states: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether a product of states [..., inputs] and a weight, both in 16 bits, is faster in fp32, conversions included.
+
+    The result is at least as exact: a 16-bit product adds up in fp32 too, and both are rounded once, at the end.
+    """
+    if not (SLOW_IN_16_BITS and states.device.type == "cpu" and states.dtype == weight.dtype):
+        return False
+    plain = type(weight) in (nn.Parameter, torch.Tensor)  # neither quantised nor distributed
+    return plain and weight.dtype in (torch.bfloat16, torch.float16) and states.shape[:-1].numel() >= FEW_ROWS
+
+
+class Linear(nn.Linear):
+    """torch's layer; its 16-bit weights are multiplied in fp32 where that is faster.
+
+    Weights, inputs, outputs and what is kept for backward stay in 16 bits; an fp32 copy of one layer's weight exists
+    while it is used.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        if not torch.is_autocast_enabled(input.device.type) and better_in_fp32(input, self.weight):
+            return _InFp32.apply(input, self.weight, self.bias)
+        return super().forward(input)
+
+
+class _InFp32(torch.autograd.Function):
+    """x W^T + b of 16-bit tensors."""
+
+    @staticmethod
+    def forward(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        wide = None if bias is None else bias.float()
+        return nn.functional.linear(states.float(), weight.float(), wide).to(states.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:  # type: ignore[no-untyped-def]
+        states, weight, _ = inputs
+        by_states, by_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(states if by_weight else None, weight if by_states else None)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        states, weight = ctx.saved_tensors
+        by_states, by_weight, by_bias = ctx.needs_input_grad
+        wide, dtype = grad.float(), grad.dtype
+        rows = wide.flatten(0, -2)
+        return (
+            (wide @ weight.float()).to(dtype) if by_states else None,
+            (rows.T @ states.flatten(0, -2).float()).to(dtype) if by_weight else None,
+            rows.sum(0).to(dtype) if by_bias else None,
+        )
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a weight and a bias are all that a linear layer is: no adapter, hook, quantised or distributed weight."""
+    inner = getattr(layer, "_orig_mod", layer)  # what torch.compile has wrapped
+    for module in (layer, inner):
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            return False
+    if type(inner) not in (Linear, nn.Linear) or "forward" in vars(inner):
+        return False
+    return type(layer.weight) in (nn.Parameter, torch.Tensor)

@@ -1,0 +1,179 @@
+"""Linear layers of 16-bit weights that are multiplied in fp32: as exact as torch's, and theirs in all else."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from anyformer import AnyformerConfig, AnyformerForCausalLM, to_hf
+from anyformer.modeling import linear
+from anyformer.modeling.linear import FEW_ROWS, Linear, better_in_fp32, is_plain
+
+ROWS = FEW_ROWS + 5
+
+
+@pytest.fixture(autouse=True)
+def slow_in_16_bits(monkeypatch):
+    """Whatever processor this is."""
+    monkeypatch.setattr(linear, "SLOW_IN_16_BITS", True)
+
+
+def layers(bias, dtype=torch.bfloat16):
+    """Ours, torch's with the same weights, and torch's in fp64."""
+    torch.manual_seed(0)
+    ours = Linear(48, 32, bias=bias).to(dtype)
+    theirs, exact = nn.Linear(48, 32, bias=bias).to(dtype), nn.Linear(48, 32, bias=bias).double()
+    for other in (theirs, exact):
+        other.load_state_dict(ours.state_dict())
+    return ours, theirs, exact
+
+
+def passed(layer, states, slope):
+    """Output and all gradients for states of the layer's type."""
+    states = states.detach().to(layer.weight.dtype, copy=True).requires_grad_()
+    output = layer(states)
+    output.backward(slope.to(output.dtype))
+    return [output, states.grad, *(parameter.grad for parameter in layer.parameters())]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_everything_is_the_exact_value_rounded_once(bias, dtype):
+    ours, _, exact = layers(bias, dtype)
+    states, slope = torch.randn(3, ROWS, 48).to(dtype), torch.randn(3, ROWS, 32).to(dtype)
+    assert better_in_fp32(states, ours.weight)
+    half_a_unit = torch.finfo(dtype).eps / 2
+    for got, right in zip(*(passed(layer, states, slope) for layer in (ours, exact)), strict=True):
+        assert got.dtype == dtype and got.shape == right.shape
+        # Beside the rounding, what sums of fp32 are off by.
+        torch.testing.assert_close(got.double(), right, rtol=1.001 * half_a_unit, atol=1e-4)
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias", "states"])
+def test_what_is_frozen_gets_no_gradient(frozen):
+    ours, theirs, _ = layers(True)
+    states, slope = torch.randn(ROWS, 48).bfloat16(), torch.randn(ROWS, 32).bfloat16()
+    found = []
+    for layer in (ours, theirs):
+        given = states.clone().requires_grad_(frozen != "states")
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(name != frozen)
+        layer(given).backward(slope)
+        found.append([given.grad, layer.weight.grad, layer.bias.grad])
+    for got, expected in zip(*found, strict=True):
+        assert (got is None) == (expected is None)
+        if expected is not None:
+            torch.testing.assert_close(got, expected)
+
+
+def test_what_is_kept_for_backward_has_16_bits():
+    ours, _, _ = layers(False)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.dtype) or tensor, lambda t: t):
+        ours(torch.randn(ROWS, 48).bfloat16().requires_grad_())
+    assert kept == [torch.bfloat16, torch.bfloat16]
+
+
+def test_a_second_derivative():
+    """As torch's layer has, for penalties on gradients."""
+    ours, theirs, _ = layers(False)
+    states = torch.randn(ROWS, 48).bfloat16()
+    found = []
+    for layer in (ours, theirs):
+        given = states.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(layer(given).float().pow(2).sum(), given, create_graph=True)
+        slope.float().pow(2).sum().backward()
+        found.append(layer.weight.grad)
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2 * float(found[1].abs().max()))
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["few rows", "fp32", "other types", "a fast processor", "a weight of another class"],
+)
+def test_where_torchs_own_product_is_taken(monkeypatch, other):
+    class Quantised(nn.Parameter):
+        pass
+
+    states, weight = torch.randn(ROWS, 48).bfloat16(), nn.Parameter(torch.randn(32, 48).bfloat16())
+    assert better_in_fp32(states, weight)
+    if other == "few rows":
+        states = states[: FEW_ROWS - 1]
+    elif other == "fp32":
+        states, weight = states.float(), nn.Parameter(weight.float())
+    elif other == "other types":
+        weight = nn.Parameter(weight.float())
+    elif other == "a fast processor":
+        monkeypatch.setattr(linear, "SLOW_IN_16_BITS", False)
+    else:
+        weight = Quantised(weight.detach())
+    assert not better_in_fp32(states, weight)
+
+
+def test_autocast_keeps_its_type():
+    ours, theirs, _ = layers(True, torch.float32)
+    states = torch.randn(ROWS, 48)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ours(states), theirs(states)) and ours(states.bfloat16()).dtype == torch.bfloat16
+
+
+def test_plain_layers_are_told_from_others():
+    ours, theirs, _ = layers(True)
+    assert is_plain(ours) and is_plain(theirs)
+    ours.register_forward_hook(lambda module, inputs, output: output)
+    theirs.forward = theirs.forward
+    assert not is_plain(ours) and not is_plain(theirs)
+
+    class Adapted(Linear):
+        pass
+
+    assert not is_plain(Adapted(2, 2))
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = AnyformerConfig(
+        vocab_size=101,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.1,
+    )
+    return AnyformerForCausalLM(config)
+
+
+def losses(model, steps=3):
+    """Of steps of AdamW on the same rows."""
+    tokens = torch.randint(3, 101, (4, 80), generator=torch.Generator().manual_seed(1))
+    optimizer, found = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2), []
+    for _ in range(steps):
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_model_trains_as_the_stock_class_in_bf16(model, checkpointing):
+    ours, stock = (other.to(torch.bfloat16).train() for other in (AnyformerForCausalLM(model.config), to_hf(model)))
+    ours.load_state_dict(model.state_dict())
+    if checkpointing:
+        ours.gradient_checkpointing_enable({"use_reentrant": False})
+    got, expected = losses(ours), losses(stock)
+    assert got[-1] < got[0] - 0.3
+    # Rounding to 8 bits, in another order of sums.
+    torch.testing.assert_close(got, expected, rtol=5e-3, atol=0)
+
+
+def test_adapters_train_on_it(model):
+    base = AnyformerForCausalLM(model.config).to(torch.bfloat16).train()
+    before = base.model.layers[0].mlp.up_proj.weight.detach().clone()
+    tuned = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    found = losses(tuned)
+    assert found[-1] < found[0]
+    assert torch.equal(tuned.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight, before)
