@@ -1,6 +1,7 @@
 """Linear layers, on processors that multiply 16-bit numbers slower than 32-bit ones as well."""
 
 import platform
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,13 +55,13 @@ class _InFp32(torch.autograd.Function):
         return nn.functional.linear(states.float(), weight.float(), wide).to(states.dtype)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:  # type: ignore[no-untyped-def]
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         states, weight, _ = inputs
         by_states, by_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(states if by_weight else None, weight if by_states else None)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         states, weight = ctx.saved_tensors
         by_states, by_weight, by_bias = ctx.needs_input_grad
         wide, dtype = grad.float(), grad.dtype

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "Traini
         arguments = kind(**(values | given))
         if muon and current().strategy in ("tp", "deepspeed"):
             raise UserError(f"train.optim: muon needs whole matrices, which --launch {current().strategy} takes apart")
+        if arguments.torch_compile:  # one layer for all of them, and nothing around them: the loss stays in chunks
+            os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
         if muon:
             arguments.muon = muon_settings(train.get("optim_args"), arguments.learning_rate)
         _try_optimizer_and_schedule(arguments)

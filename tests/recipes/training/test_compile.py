@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from accelerate.utils import has_compiled_regions
 from datasets import Dataset
 from transformers import Trainer
 
@@ -43,12 +44,13 @@ def losses(model, folder, packed, **train):
         data_collator=partial(pad_rows, pad_token_id=0),
     )
     trainer.train()
+    assert has_compiled_regions(trainer.model_wrapped) == bool(train)
     return [(entry["loss"], entry.get("z_loss", 0.0)) for entry in trainer.state.log_history if "loss" in entry]
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
 def test_losses_are_those_of_the_model_as_it_is(tiny, tmp_path, packed):
-    fields = {"initializer_range": 0.05, "num_hidden_layers": 1, "z_loss_coef": 1e-3, "loss_chunk_size": 8}
+    fields = {"initializer_range": 0.05, "num_hidden_layers": 2, "z_loss_coef": 1e-3, "loss_chunk_size": 8}
     plain = losses(tiny(**fields), tmp_path, packed)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -142,6 +142,8 @@ def test_a_processor_is_measured_and_a_stated_peak_is_taken():
     measured = peak_of(cpu, torch.float32)
     assert 1e8 < measured.flops < 1e15 and "1024 x 1024" in measured.source
     assert torch.equal(torch.get_rng_state(), state) and measured_peak(cpu, torch.float32) is measured
+    half = peak_of(cpu, torch.bfloat16)  # whichever of the two is faster
+    assert half in (measured, measured_peak(cpu, torch.bfloat16)) and half.flops >= measured.flops
     assert peak_of(cpu, torch.float32, stated=2.5).flops == 2.5e12
 
 
