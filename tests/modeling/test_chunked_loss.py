@@ -495,3 +495,13 @@ def test_the_field(tiny, tmp_path):
     assert type(model).from_pretrained(tmp_path).config.loss_chunk_size == 77
     tokens = ids(2, 7)
     torch.testing.assert_close(to_hf(model)(tokens).logits, model(tokens).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 101, 4099, 50003])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_torch_writes_a_softmax_where_it_reads(classes, rows):
+    """The loss relies on it, on CPUs."""
+    values = torch.randn(rows, classes, generator=torch.Generator().manual_seed(0)) * 5
+    expected = torch.log_softmax(values, -1)
+    assert torch.log_softmax(values, -1, out=values).data_ptr() == values.data_ptr()
+    assert torch.equal(values, expected)
