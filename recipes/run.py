@@ -307,7 +307,8 @@ class _Run:
         split = is_sharded(trained)  # not where the last step was taken over from a checkpoint
         if split and self.recipe.adapter.in_place:
             return merge(trained)
-        if split or engine is not None:
+        gathered = split or engine is not None
+        if gathered:
             values = trained_values(trained) if engine is None else engine_values(engine)
             config = trained.config
             trained = put_values(self.adapted(), values) if current().main else None
@@ -318,7 +319,7 @@ class _Run:
         if self.recipe.adapter.in_place:
             return merge(trained)
         restore_forward(trained)
-        if self.recipe.model.quantization is not None and not split:
+        if self.recipe.model.quantization is not None and not gathered:
             self.folder.update_metrics(**self.measure(trained, "quantized_after"))
             trained = self.on_whole_weights(trained)
         if keeps_adapter(self.recipe):

@@ -89,18 +89,20 @@ def whole_parameter(parameter: Any) -> Any:
 
 
 def engine_values(engine: Any) -> dict[str, Any]:
-    """All parameters of an engine's model, on the CPU of the first process; every process calls it.
+    """What an engine's model has learned, on the CPU of the first process; every process calls it.
 
-    In 16-bit training those that are trained are the optimiser's, in fp32.
+    In 16-bit training as the optimiser keeps it, in fp32.
     """
     import torch
     from deepspeed.utils import safe_get_full_fp32_param
 
     main, found = torch.distributed.get_rank() == 0, {}
     for name, parameter in engine.module.named_parameters():
-        whole = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        if not parameter.requires_grad:
+            continue
+        whole = safe_get_full_fp32_param(parameter)  # the processes gather it together
         if whole is None:
-            whole = whole_parameter(parameter) if is_split(parameter) else parameter.detach()
+            raise RuntimeError(f"DeepSpeed's optimiser has no {name}")
         if main:
             found[name] = whole.to("cpu", copy=True)
         del whole

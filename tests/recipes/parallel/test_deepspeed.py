@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from test_resume import stopped_at_ten
 from test_same_run import EXPERTS, SMALL_BATCH, TUNING
 
 from anyformer.recipes.loading import load_recipe
+from anyformer.recipes.parallel.zero import shares_work
 from anyformer.recipes.run import run_recipe
 
 pytest.importorskip("deepspeed", reason="the package deepspeed is not installed")
@@ -162,11 +164,31 @@ def test_what_cannot_go_on_says_what_can(resumed, name, expected):
     assert expected in resumed[1][name]
 
 
+def test_a_run_that_deepspeed_does_not_split_is_stopped(recipe, tmp_path):
+    job = Job(recipe, tmp_path / "run", "deepspeed", fault="deepspeed silently DDP")
+    (said,) = run_jobs([job], tmp_path)
+    assert "DeepSpeed, as its config file says was asked for, but in force is 2 processes, data parallel" in said
+
+
+@pytest.mark.parametrize(("counted", "stage", "split_by"), [(1, 3, "ds_tensor"), (2, 3, "nothing")])
+def test_an_engine_must_count_all_processes_and_split(counted, stage, split_by):
+    module = torch.nn.Linear(2, 2)
+    for parameter in module.parameters():
+        setattr(parameter, split_by, parameter.detach()[:1])
+    engine = SimpleNamespace(module=module, dp_world_size=counted, zero_optimization_stage=lambda: stage)
+    assert not shares_work(engine, 2)
+    for parameter in module.parameters():
+        parameter.ds_tensor = parameter.detach()[:1]
+    engine.dp_world_size = 2
+    assert shares_work(engine, 2)
+
+
 # Adapters
 
 TUNED = {
     "lora": [],
     "lora and an embedding": ["adapter.modules_to_save=[embed_tokens]"],
+    "qlora": ["model.quantization={load_in_4bit: true, bnb_4bit_quant_type: nf4}"],
     "frozen parts": ["adapter={kind: freeze, train: [attention]}"],
 }
 
