@@ -36,7 +36,7 @@ def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "Traini
     rows = train.pop(GLOBAL_BATCH, None)
     values: dict[str, Any] = {"dataloader_pin_memory": gpu, "report_to": "none", "disable_tqdm": False}
     values["logging_nan_inf_filter"] = False  # a loss that is not a number must be seen, not averaged away
-    if current().processes > 1 and not torch.accelerator.is_available():
+    if current().strategy != "one" and not torch.accelerator.is_available():
         values["use_cpu"] = True  # else each process would train by itself
     if "bf16" not in train and not train.get("fp16"):
         values["bf16"] = torch.cuda.is_bf16_supported() if gpu else _cpu_has_amx()

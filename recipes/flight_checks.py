@@ -10,6 +10,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from .errors import UserError
+from .parallel.world import current
 
 # Of each weight this many elements are watched, spread evenly.
 WATCHED = 10_000
@@ -38,6 +39,8 @@ class FlightChecks(TrainerCallback):
             check_resumed(model, self.checkpoint)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if current().strategy == "deepspeed":
+            return  # which updates weights in fp32, of which those of the model are copies, and has done so by now
         if state.global_step == self.first_step + 1:  # in the first one a warmup has learning rate 0
             self.before = {name: _watched(p).clone() for name, p in _low_precision(model)}
 
@@ -68,7 +71,7 @@ def _low_precision(model: Any) -> list[tuple[str, Any]]:
 def _watched(parameter: Any) -> Any:
     from .parallel.whole import own_part
 
-    flat = own_part(parameter.detach()).flatten()
+    flat = own_part(parameter).detach().flatten()
     return flat[:: max(flat.numel() // WATCHED, 1)]
 
 
@@ -78,7 +81,10 @@ def check_adapters_move(model: Any) -> None:
     Raises:
         UserError: one has not; names it.
     """
-    still = [n for n, p in model.named_parameters() if "lora_B" in n and p.requires_grad and not p.detach().any()]
+    from .parallel.whole import whole_tensor
+
+    learned = [(n, p) for n, p in model.named_parameters() if "lora_B" in n and p.requires_grad]
+    still = [name for name, parameter in learned if not whole_tensor(parameter).detach().any()]
     if still:
         shown = ", ".join(still[:3]) + (f" and {len(still) - 3} more" if len(still) > 3 else "")
         raise UserError(
@@ -97,10 +103,14 @@ def check_resumed(model: Any, checkpoint: Path) -> None:
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors.torch import load_file
 
+    from .parallel.whole import whole_tensor
+    from .parallel.zero import is_split
+
     file = checkpoint / "adapter_model.safetensors"
     if not isinstance(model, PeftModel) or not file.is_file():
         return
-    held, saved = get_peft_model_state_dict(model), load_file(file)
+    whole = {name: whole_tensor(p) if is_split(p) else p for name, p in model.named_parameters()}
+    held, saved = get_peft_model_state_dict(model, state_dict=model.state_dict() | whole), load_file(file)
     for name in sorted(held.keys() | saved.keys()):
         same = name in held and name in saved and torch.equal(held[name].cpu().to(saved[name].dtype), saved[name])
         if not same:

@@ -102,9 +102,12 @@ class _Run:
 
     def execute(self, *, resume: bool) -> None:
         from .parallel.whole import is_sharded
+        from .parallel.zero import hold_whole
 
         if other := other_base(self.recipe):
             self.warn(other)
+        if current().strategy == "deepspeed":
+            hold_whole()
         model = self.goes_on_from(self.load())
         if current().main and self.recipe.eval.before and not (resume and "before" in self.folder.metrics):
             self.folder.update_metrics(**self.measure(model, "before"))
@@ -240,6 +243,7 @@ class _Run:
         from .flight_checks import FlightChecks
         from .objectives.trainers import take_over
         from .parallel.in_force import InForce
+        from .parallel.zero import check_resumes
         from .report import check_finite
         from .training.metrics import metered
 
@@ -256,6 +260,9 @@ class _Run:
         trainer.add_callback(InForce(trainer, current(), same))
         if self.checks:
             self.check(trainer)
+        if checkpoint:
+            parallel = current()
+            check_resumes(checkpoint, by_engine=parallel.strategy == "deepspeed", processes=parallel.processes)
         for passed_over, part in broken:
             self.warn(f"{passed_over.name} is passed over: {part}")
         try:
@@ -290,22 +297,29 @@ class _Run:
         alone has the model, and the others get None.
         """
         from .adapters import merge, restore_forward
-        from .parallel.whole import engine_values, is_sharded, put_values, trained_values
+        from .parallel.whole import is_sharded, put_values, trained_values
+        from .parallel.zero import engine_values, hold_whole, is_engine
 
+        engine = trainer.model_wrapped if is_engine(trainer.model_wrapped) else None
+        if current().strategy == "deepspeed":
+            hold_whole()
         trained = trainer.accelerator.unwrap_model(trainer.model)
         split = is_sharded(trained)  # not where the last step was taken over from a checkpoint
         if split and self.recipe.adapter.in_place:
             return merge(trained)
-        engine = current().strategy == "deepspeed"
-        if split or engine:
-            values = engine_values(trainer) if engine else trained_values(trained)
+        gathered = split or engine is not None
+        if gathered:
+            values = trained_values(trained) if engine is None else engine_values(engine)
+            config = trained.config
             trained = put_values(self.adapted(), values) if current().main else None
+            if trained is not None:
+                trained.config.use_cache = config.use_cache  # the trainer's choice, which one process saves
         if not current().main:
             return None
         if self.recipe.adapter.in_place:
             return merge(trained)
         restore_forward(trained)
-        if self.recipe.model.quantization is not None and not split:
+        if self.recipe.model.quantization is not None and not gathered:
             self.folder.update_metrics(**self.measure(trained, "quantized_after"))
             trained = self.on_whole_weights(trained)
         if keeps_adapter(self.recipe):

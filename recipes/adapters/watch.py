@@ -119,7 +119,7 @@ def _hash(tensor: Any) -> str:
 
     from ..parallel.whole import whole_tensor
 
-    raw = whole_tensor(tensor.detach()).cpu().contiguous().flatten().view(torch.uint8).numpy()
+    raw = whole_tensor(tensor).detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 
@@ -169,8 +169,12 @@ def check_weights(model: Any) -> None:
     """Raises:
     UserError: a weight is not a number; names it.
     """
+    from ..parallel.whole import whole_tensor
+    from ..parallel.zero import is_split
+
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not parameter.detach().isfinite().all():
+        weight = whole_tensor(parameter) if is_split(parameter) else parameter
+        if weight.is_floating_point() and not weight.detach().isfinite().all():
             raise UserError(
                 f"{name} holds values that are not numbers: training has diverged. Lower train.learning_rate"
             )

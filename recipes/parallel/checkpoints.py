@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UserError
 from .world import current
+from .zero import is_engine, load_whole
 
 # Folders of the sharded layout, under Accelerate's names.
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
@@ -24,6 +25,7 @@ class AnyLayout:
     """A part of a trainer: it reads both layouts, whatever its own strategy, and writes its strategy's."""
 
     model: Any
+    model_wrapped: Any
     optimizer: Any
     lr_scheduler: Any
     args: Any
@@ -62,7 +64,9 @@ class AnyLayout:
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         checkpoint = Path(resume_from_checkpoint)
-        if self._reads_by_library(checkpoint):
+        if current().strategy == "deepspeed":  # only where nothing is left to train, and no engine was made
+            load_whole(self.model, checkpoint)
+        elif self._reads_by_library(checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
         elif is_sharded_checkpoint(checkpoint):
             _load_sharded_model(self.model, checkpoint / MODEL)
@@ -72,11 +76,13 @@ class AnyLayout:
     def _load_best_model(self) -> None:
         if current().strategy == "tp":
             _load_sharded_model(self.model, Path(self.state.best_model_checkpoint) / MODEL)
+        elif current().strategy == "deepspeed" and not is_engine(self.model_wrapped):
+            load_whole(self.model, Path(self.state.best_model_checkpoint))
         else:
             super()._load_best_model()  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or (self._reads_by_library(Path(checkpoint)) and self._has_groups_of(Path(checkpoint))):
+        if checkpoint is None or self._is_read_by_library(Path(checkpoint)):
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
         import torch
@@ -97,9 +103,15 @@ class AnyLayout:
         for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
             group["lr"] = rate  # a schedule sets it only after the next step
 
+    def _is_read_by_library(self, checkpoint: Path) -> bool:
+        """Whether the library reads a checkpoint's optimiser and schedule, or DeepSpeed's engine has done so."""
+        if current().strategy == "deepspeed":
+            return True
+        return self._reads_by_library(checkpoint) and self._has_groups_of(checkpoint)
+
     def _has_groups_of(self, checkpoint: Path) -> bool:
         """Whether the optimiser has as many groups of parameters: tensor parallelism makes more."""
-        if not is_sharded_checkpoint(checkpoint) or current().strategy == "deepspeed":
+        if not is_sharded_checkpoint(checkpoint):
             return True
         return len(_schedule(checkpoint)["base_lrs"]) == len(self.optimizer.param_groups)
 
@@ -110,8 +122,7 @@ class AnyLayout:
             UserError: an adapter's checkpoint of the other layout, which holds no whole model.
         """
         sharded = is_sharded_checkpoint(checkpoint)
-        by_library = current().strategy in ("fsdp2", "deepspeed") if sharded else not current().sharded
-        by_library = by_library or current().strategy == "deepspeed"
+        by_library = current().strategy == "fsdp2" if sharded else not current().sharded
         if not by_library and hasattr(self.model, "peft_config"):
             wrote = "FSDP2" if sharded else "one process or DDP"
             raise UserError(f"{checkpoint} was written by {wrote}: an adapter goes on only with the strategy it began")

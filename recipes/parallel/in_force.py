@@ -7,6 +7,7 @@ from transformers.trainer_callback import TrainerCallback
 from ..errors import UserError
 from .strategy import Parallel, Strategy
 from .world import gathered
+from .zero import is_engine, shares_work
 
 
 class InForce(TrainerCallback):
@@ -61,9 +62,9 @@ def strategy_of(trainer: Any, processes: int) -> Strategy:
     from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
 
-    if trainer.is_deepspeed_enabled:
-        return "deepspeed"
     wrapped = trainer.model_wrapped
+    if trainer.is_deepspeed_enabled:
+        return "deepspeed" if is_engine(wrapped) and shares_work(wrapped, processes) else "one"
     wrapped = getattr(wrapped, "_orig_mod", wrapped)  # of torch.compile
     if isinstance(wrapped, DistributedDataParallel):
         return "ddp"

@@ -23,7 +23,7 @@ def check_spread(recipe: Any, config: Any, parallel: Parallel) -> None:
     UserError: a recipe, or its model, cannot be trained with the strategy that is asked for.
     """
     strategy, kind = parallel.strategy, recipe.adapter.kind
-    if parallel.processes > 1:
+    if parallel.strategy != "one":
         _check_train(recipe.train, parallel)
     if parallel.sharded and kind in SOFT_PROMPTS:
         raise UserError(f"--launch {strategy} splits weights, and a soft prompt is read as a whole: use ddp")
@@ -57,7 +57,7 @@ def _check_train(train: dict[str, Any], parallel: Parallel) -> None:
         if (train.get("accelerator_config") or {}).get(name):
             raise UserError(f"train.accelerator_config.{name} deals out rows in another way than this suite: remove it")
     optimizer = train.get("optim")
-    if parallel.strategy in ("fsdp2", "tp") and optimizer is not None and optimizer not in OF_PARTS:
+    if parallel.sharded and optimizer is not None and optimizer not in OF_PARTS:
         raise UserError(
             f"train.optim: {optimizer} was not made for weights that are split; {', '.join(OF_PARTS)} were, or use "
             "--launch ddp"

@@ -57,7 +57,8 @@ class Parallel:
             "tp": "tensor parallel: a part of each weight in each, the same rows",
             "deepspeed": "DeepSpeed, as its config file says",
         }[self.strategy]
-        return how if self.strategy == "one" else f"{self.processes} processes, {how}"
+        count = "1 process" if self.processes == 1 else f"{self.processes} processes"
+        return how if self.strategy == "one" else f"{count}, {how}"
 
 
 def launch_file(strategy: str) -> Path:

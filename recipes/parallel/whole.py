@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .world import current, wait
+from .zero import is_split, whole_parameter
 
 # Bytes of a file of weights. The process that writes holds no more than one file and its own part of the model.
 FILE_BYTES = 1_000_000_000
@@ -52,6 +53,8 @@ def whole_tensor(tensor: Any) -> Any:
     """A tensor of which each process has a part, put together in all of them; another one as it is."""
     from torch.distributed.tensor import DTensor
 
+    if is_split(tensor):
+        return whole_parameter(tensor)
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -59,6 +62,8 @@ def own_part(tensor: Any) -> Any:
     """What this process has of a tensor."""
     from torch.distributed.tensor import DTensor
 
+    if is_split(tensor):
+        return tensor.ds_tensor
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -82,12 +87,6 @@ def trained_values(model: Any) -> dict[str, Any]:
     """What an adapter has learned on a sharded base, on the CPU of the first process; every process calls it."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return {name: whole_tensor(p).detach().cpu() for name, p in trained.items()}
-
-
-def engine_values(trainer: Any) -> dict[str, Any]:
-    """All weights of a model that DeepSpeed has split, on the CPU of the first process; every process calls it."""
-    held = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    return {name: value.detach().cpu() for name, value in (held or {}).items()}
 
 
 def put_values(model: Any, values: dict[str, Any]) -> Any:

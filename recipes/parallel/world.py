@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from ..errors import UserError
+from . import zero
 from .strategy import Parallel, launch_file
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ def begun(parallel: Parallel) -> Iterator[Parallel]:
     before, _current = _current, parallel
     environment = dict(os.environ)
     try:
-        if parallel.processes > 1:
+        if parallel.strategy != "one":
             _join(parallel)
         yield parallel
     except UserError:
@@ -64,16 +65,15 @@ def _other_is_gone(error: RuntimeError) -> bool:
 def _join(parallel: Parallel) -> None:
     import torch
     from accelerate import PartialState
-    from accelerate.utils import is_deepspeed_available
 
-    if parallel.strategy == "deepspeed" and not is_deepspeed_available():
-        raise UserError("--launch deepspeed needs the package deepspeed: pip install deepspeed")
     on_cpu = not torch.accelerator.is_available()
-    if parallel.strategy == "deepspeed" and on_cpu:
-        raise UserError("--launch deepspeed needs GPUs: on CPUs use ddp, fsdp2 or tp")
+    if parallel.strategy == "deepspeed":
+        zero.get_ready(on_cpu=on_cpu)
     if parallel.strategy == "fsdp2":
         for name, value in fsdp_environment().items():
             os.environ.setdefault(name, value)
+    elif parallel.strategy == "deepspeed" and "ACCELERATE_USE_DEEPSPEED" not in os.environ:
+        os.environ.update(zero.environment(_settings("deepspeed", "deepspeed_config")))
     state = PartialState(cpu=on_cpu, timeout=PATIENCE)
     if state.num_processes != parallel.processes:
         raise UserError(
@@ -94,18 +94,23 @@ def shard_on_cpus(arguments: Any) -> None:
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
-    if _current.sharded and arguments.device.type == "cpu":
+    if _current.strategy in ("fsdp2", "tp") and arguments.device.type == "cpu":
         PartialState().distributed_type = DistributedType.MULTI_GPU
 
 
 def fsdp_environment() -> dict[str, str]:
     """What `accelerate launch` makes of configs/accelerate/fsdp2.yaml, for processes that torchrun started."""
-    from ruamel.yaml import YAML
-
-    settings = YAML(typ="safe").load(launch_file("fsdp2"))["fsdp_config"]
+    settings = _settings("fsdp2", "fsdp_config")
     names = {"fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
     found = {names.get(key, key.upper()): _text(value) for key, value in settings.items()}
     return {"ACCELERATE_USE_FSDP": "true"} | found
+
+
+def _settings(strategy: str, section: str) -> dict[str, Any]:
+    """A section of a strategy's file in configs/accelerate/."""
+    from ruamel.yaml import YAML
+
+    return YAML(typ="safe").load(launch_file(strategy))[section]
 
 
 def _text(value: Any) -> str:

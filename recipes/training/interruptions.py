@@ -6,6 +6,8 @@ from typing import Any
 import torch
 
 from ..errors import Terminated, UserError
+from ..parallel.whole import own_part
+from ..parallel.world import current
 from .batch_rows import rows_of_batch
 from .manifest import missing_part
 from .sigterm import Sigterm
@@ -116,7 +118,7 @@ class DefinedEnds:
         """
         # The losses of the next step would tell, when the last checkpoint is spoiled already.
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        finite = [_local(parameter).isfinite().all() for parameter in trained]
+        finite = [own_part(parameter).detach().isfinite().all() for parameter in trained]
         if self._agreed([~torch.stack(finite).all() if finite else False])[0]:
             raise UserError(
                 f"step {self.state.global_step}: the weights are not finite numbers any more, so nothing is saved. "
@@ -165,11 +167,8 @@ class DefinedEnds:
     def _advice(self) -> str:
         whole = [folder for folder in checkpoint_folders(Path(self.args.output_dir)) if not missing_part(folder)]
         kept = f"{whole[-1]} is whole, and --resume goes on from it" if whole else "No checkpoint had been written"
+        changed = "its step is lost" if current().strategy == "deepspeed" else "no weight was changed by it"
         return (
-            f"Training has diverged or a row is bad: no weight was changed by it. {kept}. Lower train.learning_rate, "
+            f"Training has diverged or a row is bad: {changed}. {kept}. Lower train.learning_rate, "
             "set train.max_grad_norm: 1.0 or a warmup, use bf16 or fp32 in place of fp16, or look at these rows"
         )
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()

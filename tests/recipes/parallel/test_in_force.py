@@ -75,6 +75,8 @@ def test_planted_faults_are_found(said, fault, expected):
         (["model.config.qk_norm=full"], "tp", "qk_norm: full"),
         (["model.config.vocab_size=261"], "tp", "vocab_size is 261"),
         (["train.optim=adafactor"], "fsdp2", "optim: adafactor was not made for weights that are split"),
+        (["train.optim=adafactor"], "deepspeed", "optim: adafactor was not made for weights that are split"),
+        (["train.optim=muon"], "deepspeed", "muon needs whole matrices, which --launch deepspeed takes apart"),
         (["train.average_tokens_across_devices=false"], "ddp", "weighs each process alike"),
         (["train.accelerator_config={split_batches: true}"], "ddp", "split_batches deals out rows in another way"),
     ],

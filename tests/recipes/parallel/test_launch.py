@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,13 @@ def test_a_mistake_in_the_recipe_is_found_before_anything_is_started(recipe):
 def test_what_cannot_be_started_is_said(recipe, arguments, said):
     done = anyformer("train", str(recipe), *arguments)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is not None, reason="deepspeed is installed")
+def test_deepspeed_without_its_package_is_refused(recipe):
+    done = anyformer("train", str(recipe), "--launch", "deepspeed", "--processes", "2")
+    assert done.returncode == 2 and "--launch deepspeed: DeepSpeed is not installed" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_accelerates_multi_cpu_starts_one_process_and_is_refused(recipe, tmp_path):

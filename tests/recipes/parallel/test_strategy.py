@@ -6,6 +6,7 @@ import pytest
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.parallel.strategy import STRATEGIES, Parallel, asked_for, launch_file
+from anyformer.recipes.parallel.zero import environment
 
 GROUP = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
@@ -59,6 +60,22 @@ def test_each_strategy_has_a_file_that_accelerate_reads(strategy):
     config = load_config_from_file(str(launch_file(strategy)))
     kinds = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "tp": "MULTI_GPU", "deepspeed": "DEEPSPEED"}
     assert config.distributed_type.value == kinds[strategy] and config.num_processes == 2
+
+
+def test_deepspeed_is_told_the_same_by_every_launcher():
+    """By us, where torchrun started the processes, and by Accelerate of the same file."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+    file = str(launch_file("deepspeed"))
+    arguments = launch_command_parser().parse_args(["--config_file", file, "--main_process_port", "0", "script.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    arguments.deepspeed_fields_from_accelerate_config = ""
+    _, theirs = prepare_deepspeed_cmd_env(arguments)
+    ours = environment(load_config_from_file(file).deepspeed_config)
+    assert len(ours) == 6 and {name: theirs[name] for name in ours} == ours
+    assert theirs["ACCELERATE_MIXED_PRECISION"] == "no"  # the recipe says
 
 
 def test_only_rows_of_their_own_count():

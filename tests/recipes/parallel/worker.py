@@ -31,6 +31,13 @@ def fsdp_silently_ddp(rank: int) -> Iterator[None]:
 
 
 @contextmanager
+def deepspeed_silently_ddp(rank: int) -> Iterator[None]:
+    """Nobody tells Accelerate of DeepSpeed."""
+    with patch("anyformer.recipes.parallel.zero.environment", lambda settings: {}):
+        yield
+
+
+@contextmanager
 def apart(rank: int) -> Iterator[None]:
     """The model is not wrapped, so that nothing is reduced."""
     from accelerate import Accelerator
@@ -52,6 +59,7 @@ SPOILED = {
     "": lambda rank: nullcontext(),
     "nobody asked": lambda rank: nullcontext(),
     "fsdp silently DDP": fsdp_silently_ddp,
+    "deepspeed silently DDP": deepspeed_silently_ddp,
     "apart": apart,
     "another recipe": another_recipe,
 }

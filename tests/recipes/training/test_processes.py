@@ -3,6 +3,7 @@
 import re
 import shutil
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from safetensors.torch import load_file
 from anyformer.recipes.run_folder import RunFolder
 from anyformer.recipes.training.unfinished import SAVING
 
+# Its engine writes checkpoints of its own, and makes its step within the backward pass.
+NO_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="the package deepspeed is not installed")
+DEEPSPEED = (pytest.mark.slow, NO_DEEPSPEED)
 SPOIL = str(Path(__file__).with_name("spoil.py"))
 FAST = ["adapter={kind: none}", "model.config={attention_dropout: 0.1}", "train.learning_rate=1e-3"]
 FAST += ["eval.samples=0", "data.eval_fraction=0", "model.verify_import=false", "logging.plot=false"]
@@ -38,7 +42,7 @@ def steps(run: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", pytest.param("deepspeed", marks=NO_DEEPSPEED)])
 def test_two_processes_killed_at_random_moments(zygote, command, tmp_path, strategy):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     launch, started = ["--launch", strategy], time.monotonic()
@@ -57,7 +61,9 @@ def test_two_processes_killed_at_random_moments(zygote, command, tmp_path, strat
     assert not (killed / SAVING).exists()
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow), pytest.param("deepspeed", marks=DEEPSPEED)]
+)
 def test_a_sigterm_that_one_process_gets_stops_both(zygote, command, tmp_path, strategy):
     run, launch = tmp_path / "run", ["--launch", strategy]
     spoilt = zygote.run(["terminate", "1", "4", *command(run, *launch)], script=SPOIL, processes=2)
@@ -71,7 +77,14 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("strategy", "rank"), [("ddp", 0), pytest.param("fsdp2", 0, marks=SLOW), pytest.param("fsdp2", 1, marks=SLOW)]
+    ("strategy", "rank"),
+    [
+        ("ddp", 0),
+        pytest.param("fsdp2", 0, marks=SLOW),
+        pytest.param("fsdp2", 1, marks=SLOW),
+        pytest.param("deepspeed", 0, marks=DEEPSPEED),
+        pytest.param("deepspeed", 1, marks=DEEPSPEED),
+    ],
 )
 def test_a_disk_that_is_full_for_one_process_ends_both(zygote, command, tmp_path, strategy, rank):
     run, launch = tmp_path / "run", ["--launch", strategy]
@@ -81,12 +94,14 @@ def test_a_disk_that_is_full_for_one_process_ends_both(zygote, command, tmp_path
     assert steps(run)[-1] == "checkpoint-2" and not (run / SAVING).exists()
 
 
-def test_a_loss_that_is_not_a_number_in_one_process_ends_both(zygote, command, tmp_path):
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("deepspeed", marks=DEEPSPEED)])
+def test_a_loss_that_is_not_a_number_in_one_process_ends_both(zygote, command, tmp_path, strategy):
     run = tmp_path / "run"
-    spoilt = zygote.run(["nan", "1", "5", *command(run, "--launch", "ddp")], script=SPOIL, processes=2)
+    spoilt = zygote.run(["nan", "1", "5", *command(run, "--launch", strategy)], script=SPOIL, processes=2)
     assert spoilt == [2, 2], zygote.log.read_text()[-4000:]
     said = zygote.log.read_text()
     named = re.search(r"step 6: in micro-batch 1 of 1 of process 1 the loss is nan, from rows (\d+), (\d+) of", said)
     held = re.findall(r"count (\d+) from", re.search("spoilt: .*", said)[0])  # each row says which it is
     assert len(held) == 2 and sorted(named.groups()) == sorted(held)
+    assert ("no weight was changed by it" if strategy == "ddp" else "its step is lost") in said
     assert "checkpoint-4 is whole" in said and steps(run)[-1] == "checkpoint-4"
