@@ -92,16 +92,26 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def run_jobs(jobs: list[Job], folder: Path, *, processes: int = 2, seconds: float = 600) -> list[str]:
-    """Run jobs one after another in the same processes; of each "", or the text of its UserError."""
+def run_jobs(
+    jobs: list[Job], folder: Path, *, processes: int = 2, seconds: float = 600, zygote: Any = None
+) -> list[str]:
+    """Run jobs one after another in the same processes; of each "", or the text of its UserError.
+
+    Args:
+        zygote: a `killing.Zygote` that forks the processes, in place of torchrun.
+    """
     given, results = folder / "jobs.json", folder / "results.json"
     given.write_text(json.dumps([job.as_dict() for job in jobs]), encoding="utf-8")
+    if zygote is not None:
+        done = zygote.run([str(given), str(results)], script=str(WORKER), processes=processes)
+        assert done == [0] * processes, zygote.log.read_text()[-6000:]
+        return json.loads(results.read_text(encoding="utf-8"))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     command += ["--master-port", str(free_port()), str(WORKER), str(given), str(results)]
-    done = subprocess.run(
+    ended = subprocess.run(
         command, env=environment(), capture_output=True, text=True, encoding="utf-8", timeout=seconds, check=False
     )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
     return json.loads(results.read_text(encoding="utf-8"))
 
 

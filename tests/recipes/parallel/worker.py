@@ -18,6 +18,7 @@ import torch
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
+from anyformer.recipes.parallel import world as joined
 from anyformer.recipes.parallel.strategy import Parallel
 from anyformer.recipes.parallel.world import begun
 from anyformer.recipes.run import run_recipe
@@ -59,6 +60,7 @@ SPOILED = {
 
 def main() -> None:
     torch.set_num_threads(1)
+    joined._AFTER_THE_FIRST = 0.0  # no launcher is there to end the others
     jobs, results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), []
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for job in jobs:
