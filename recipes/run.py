@@ -292,7 +292,7 @@ class _Run:
         from .adapters import merge, restore_forward
         from .parallel.whole import engine_values, is_sharded, put_values, trained_values
 
-        trained = trainer.accelerator.unwrap_model(trainer.model)
+        trained = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
         split = is_sharded(trained)  # not where the last step was taken over from a checkpoint
         if split and self.recipe.adapter.in_place:
             return merge(trained)

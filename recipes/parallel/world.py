@@ -11,6 +11,9 @@ from ..errors import UserError
 from .strategy import Parallel, launch_file
 
 T = TypeVar("T")
+# Where a compiled model is sharded, its layers are compiled one by one: a call of a model that is compiled as a whole
+# passes by the hooks with which FSDP2 gathers its weights.
+LAYERS_COMPILED = {"ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "true"}
 # Processes wait for the first one while it reads and tokenises a corpus.
 PATIENCE = timedelta(hours=24)
 # So long another process waits before it tells its own fault: the first one usually has the same and ends them all.
@@ -59,7 +62,7 @@ def _join(parallel: Parallel) -> None:
     if parallel.strategy == "deepspeed" and on_cpu:
         raise UserError("--launch deepspeed needs GPUs: on CPUs use ddp, fsdp2 or tp")
     if parallel.strategy == "fsdp2":
-        for name, value in fsdp_environment().items():
+        for name, value in (fsdp_environment() | LAYERS_COMPILED).items():
             os.environ.setdefault(name, value)
     state = PartialState(cpu=on_cpu, timeout=PATIENCE)
     if state.num_processes != parallel.processes:

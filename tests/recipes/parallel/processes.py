@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -113,6 +114,21 @@ def run_jobs(
     )
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
     return json.loads(results.read_text(encoding="utf-8"))
+
+
+def stopped_at(run: Path, copy: Path, step: int) -> Path:
+    """A finished run's folder as it was after a step that was saved."""
+    copy.mkdir()
+    for name in (".anyformer-run", "recipe.yaml"):
+        shutil.copy(run / name, copy / name)
+    metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
+    kept = ("data_digest", "before", "samples_before", "rows_a_step")
+    begun = {name: metrics[name] for name in kept if name in metrics}
+    (copy / "metrics.json").write_text(json.dumps(begun), encoding="utf-8")
+    for checkpoint in run.glob("checkpoint-*"):
+        if int(checkpoint.name.partition("-")[2]) <= step:
+            shutil.copytree(checkpoint, copy / checkpoint.name)
+    return copy
 
 
 def figures(folder: Path, name: str) -> list[float]:

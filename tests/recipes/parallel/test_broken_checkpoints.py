@@ -1,12 +1,11 @@
 """The newest checkpoint of a sharded run is broken: it is passed over where that can be known, and else named."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import Job, assert_same_run, run_jobs, write_recipe, write_texts
+from processes import Job, assert_same_run, run_jobs, stopped_at, write_recipe, write_texts
 
 from anyformer.recipes.training.manifest import MANIFEST
 
@@ -65,12 +64,7 @@ NOT_KNOWN = {
 
 def stopped(run: Path, copy: Path, spoil: Callable[[Path], object]) -> Path:
     """A run folder as it was after its fourth step, with the newest checkpoint spoiled."""
-    ignored = shutil.ignore_patterns("checkpoint-6", "*.safetensors", "*.md", "*.csv")
-    shutil.copytree(run, copy, ignore=ignored)
-    metrics = json.loads((copy / "metrics.json").read_text(encoding="utf-8"))
-    del metrics["finished"]
-    (copy / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
-    spoil(copy / "checkpoint-4")
+    spoil(stopped_at(run, copy, 4) / "checkpoint-4")
     return copy
 
 
