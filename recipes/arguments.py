@@ -52,7 +52,9 @@ def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "Traini
         arguments = kind(**(values | given))
         if muon and current().strategy in ("tp", "deepspeed"):
             raise UserError(f"train.optim: muon needs whole matrices, which --launch {current().strategy} takes apart")
-        if arguments.torch_compile:  # one layer for all of them, and nothing around them: the loss stays in chunks
+        # One layer for all of them, and nothing around them: the loss stays in chunks, and FSDP2 gathers weights by
+        # hooks that the call of a model compiled as a whole passes by.
+        if arguments.torch_compile:
             os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
         if muon:
             arguments.muon = muon_settings(train.get("optim_args"), arguments.learning_rate)

@@ -174,7 +174,7 @@ def _check_packing(trainer: Any, loader: Any) -> str:
     row = max(range(len(positions)), key=lambda index: len(starts[0][index]))
     if len(starts[0][row]) < 2:
         return "no row holds two documents"
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = [f"{prefix}{name}" for prefix in sides for name in ("input_ids", "position_ids", "attention_mask")]
     inputs = {name: batch[name][row : row + 1].to(base.device) for name in names if name in batch}

@@ -303,7 +303,7 @@ class _Run:
         engine = trainer.model_wrapped if is_engine(trainer.model_wrapped) else None
         if current().strategy == "deepspeed":
             hold_whole()
-        trained = trainer.accelerator.unwrap_model(trainer.model)
+        trained = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
         split = is_sharded(trained)  # not where the last step was taken over from a checkpoint
         if split and self.recipe.adapter.in_place:
             return merge(trained)

@@ -4,10 +4,14 @@ Two layouts exist: whole, as one process and DDP write it, and sharded by torch.
 writes it for FSDP2. Tensor parallelism, which the library does not resume, uses the sharded one as well.
 """
 
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..training.manifest import MANIFEST
 from .world import current
 from .zero import is_engine, load_whole
 
@@ -63,32 +67,48 @@ class AnyLayout:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Raises:
+        UserError: it cannot be read.
+        """
         checkpoint = Path(resume_from_checkpoint)
-        if current().strategy == "deepspeed":  # only where nothing is left to train, and no engine was made
-            load_whole(self.model, checkpoint)
-        elif self._reads_by_library(checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
-        elif is_sharded_checkpoint(checkpoint):
-            _load_sharded_model(self.model, checkpoint / MODEL)
-        else:
-            _load_whole_model(self.model, checkpoint)
+        with _faults_of_reading(checkpoint):
+            if current().strategy == "deepspeed":  # only where nothing is left to train, and no engine was made
+                load_whole(self.model, checkpoint)
+            elif self._reads_by_library(checkpoint):
+                super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+            else:
+                _load_model(self.model, checkpoint)
 
     def _load_best_model(self) -> None:
-        if current().strategy == "tp":
-            _load_sharded_model(self.model, Path(self.state.best_model_checkpoint) / MODEL)
-        elif current().strategy == "deepspeed" and not is_engine(self.model_wrapped):
-            load_whole(self.model, Path(self.state.best_model_checkpoint))
-        else:
-            super()._load_best_model()  # type: ignore[misc]
+        """Raises:
+        UserError: it cannot be read.
+        """
+        checkpoint, by_engine = Path(self.state.best_model_checkpoint), current().strategy == "deepspeed"
+        with _faults_of_reading(checkpoint):
+            if by_engine and not is_engine(self.model_wrapped):
+                load_whole(self.model, checkpoint)
+            elif by_engine or self._reads_by_library(checkpoint):
+                super()._load_best_model()  # type: ignore[misc]
+            else:
+                _load_model(self.model, checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or self._is_read_by_library(Path(checkpoint)):
-            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        """Raises:
+        UserError: the checkpoint cannot be read.
+        """
+        if checkpoint is None:
             return
+        folder = Path(checkpoint)
+        with _faults_of_reading(folder):
+            if self._is_read_by_library(folder):
+                super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            else:
+                self._load_other_optimizer(folder)
+
+    def _load_other_optimizer(self, folder: Path) -> None:
         import torch
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
-        folder = Path(checkpoint)
         held = _optimizer_state(self)  # makes an empty state first
         if is_sharded_checkpoint(folder):
             _read({"optimizer": {"state": held["state"]}}, folder / OPTIMIZER)
@@ -127,6 +147,46 @@ class AnyLayout:
             wrote = "FSDP2" if sharded else "one process or DDP"
             raise UserError(f"{checkpoint} was written by {wrote}: an adapter goes on only with the strategy it began")
         return by_library
+
+
+@contextmanager
+def _faults_of_reading(checkpoint: Path) -> Iterator[None]:
+    """Raises:
+    UserError: a checkpoint without a list of its files, so that nobody knew, is damaged.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from torch.distributed.checkpoint.api import CheckpointException  # which is no Exception
+
+    if (checkpoint / MANIFEST).is_file():  # its files are as they were written
+        yield
+        return
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except (
+        OSError,
+        EOFError,
+        LookupError,
+        RuntimeError,
+        ValueError,
+        pickle.UnpicklingError,
+        SafetensorError,
+        CheckpointException,
+    ) as error:
+        raise UserError(
+            f"{checkpoint} cannot be read and has no {MANIFEST} that would have told ({type(error).__name__}). Remove "
+            "it to go on from the one before it, or give --overwrite in place of --resume to start again"
+        ) from error
+
+
+def _load_model(model: Any, checkpoint: Path) -> None:
+    """The weights of a checkpoint in the layout that the library does not read."""
+    if is_sharded_checkpoint(checkpoint):
+        _load_sharded_model(model, checkpoint / MODEL)
+    else:
+        _load_whole_model(model, checkpoint)
 
 
 def _schedule(checkpoint: Path) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, sec. 3) by the plan in the model's config."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..training.unfinished import SAVING, discard
 from .world import current, wait
 
 # Parameters of which each process has all and uses them for its own heads.
@@ -27,7 +27,7 @@ def split(model: Any, folder: Path) -> Any:
     """
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    parallel, place = current(), folder / ".whole"
+    parallel, place = current(), folder / SAVING / "whole"  # which the next start clears after a kill
     try:
         if parallel.main:
             model.save_pretrained(place)
@@ -43,7 +43,7 @@ def split(model: Any, folder: Path) -> Any:
     finally:
         wait()
         if parallel.main:
-            shutil.rmtree(place, ignore_errors=True)
+            discard(folder)
     _add_up_gradients(mine)
     return mine.train()
 

@@ -1,45 +1,87 @@
-"""A sharded model put together again, a few tensors at a time."""
+"""A sharded model put together again, a tensor at a time."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from .world import current, wait
 from .zero import is_split, whole_parameter
 
-# Bytes of a file of weights. The process that writes holds no more than one file and its own part of the model.
+# Bytes of a file of weights.
 FILE_BYTES = 1_000_000_000
+# The names of dtypes in a file of safetensors.
+DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 
 
 def save_whole(model: Any, folder: Path, *, file_bytes: int = FILE_BYTES) -> None:
     """Write a sharded model as a folder that `from_pretrained` opens; every process calls it.
 
-    Peak memory: a process's part of the model, and in the first process one file; a tensor that is larger than
-    `file_bytes` has a file of its own.
+    Peak memory: a process's part of the model and one whole tensor, whatever the size of a file.
     """
     import torch
-    from safetensors.torch import save_file
 
     model = getattr(model, "_orig_mod", model)
     files = _files(model, file_bytes)
     held = dict(_named(model))
     for file, names in files.items():
-        tensors = {}
-        for name in names:
-            whole = whole_tensor(held[name])  # the processes gather it together
-            if current().main:
-                tensors[name] = whole.detach().to("cpu").contiguous()
-            del whole
-        if current().main:
-            save_file(tensors, folder / file, metadata={"format": "pt"})
-        del tensors
+        _write_tensors(folder / file, names, held)
     if current().main:
         if len(files) > 1:
             _write_index(files, {name: t.numel() * t.element_size() for name, t in held.items()}, folder)
         _save_beside(model, folder)
     if torch.distributed.is_initialized():
         wait()
+
+
+def _write_tensors(path: Path, names: Sequence[str], held: dict[str, Any]) -> None:
+    """A file of safetensors, as `safetensors.torch.save_file` would write it if it had all tensors at once.
+
+    The format (https://github.com/huggingface/safetensors#format): the length of the header, the header in JSON with
+    dtype, shape and place of each tensor, then their bytes. Larger dtypes come first, so that all lie aligned.
+    """
+    order = sorted(names, key=lambda name: (-held[name].element_size(), name))
+    main = current().main
+    with (path if main else Path(os.devnull)).open("wb") as file:
+        if main:
+            file.write(_header({name: held[name] for name in order}))
+        for name in order:
+            whole = whole_tensor(held[name])  # the processes gather it together
+            if main:
+                file.write(_bytes_of(whole))
+            del whole
+
+
+def _header(tensors: dict[str, Any]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        dtype = DTYPES[str(tensor.dtype).removeprefix("torch.")]
+        entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(tensor: Any) -> memoryview:
+    import torch
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def is_sharded(model: Any) -> bool:

@@ -8,7 +8,7 @@ from transformers.trainer_callback import TrainerState
 
 from ..disk import write_fault
 from ..errors import UserError
-from ..parallel.world import current
+from ..parallel.world import current, of_first_process
 from .manifest import STATE, missing_part
 from .unfinished import PREFIX, SAVING, begin, discard, finish, remove_oldest
 
@@ -122,10 +122,10 @@ class WholeCheckpoints:
         best = Path(self.state.best_model_checkpoint)
 
         def check() -> None:
-            if self.args.should_save and (part := missing_part(best, checksums=True)):
+            if part := missing_part(best, checksums=True):
                 raise UserError(f"the best checkpoint {best} cannot be loaded: {part}")
 
-        self._together(best, check)
+        of_first_process(check)
         super()._load_best_model()  # type: ignore[misc]
 
 

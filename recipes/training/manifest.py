@@ -5,6 +5,7 @@ Also how checkpoints without such a list are judged. Nothing here imports torch:
 
 import hashlib
 import json
+import re
 import zipfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,11 @@ MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 # Threads that hash: hashlib lets others run meanwhile.
 _THREADS = 4
+# Folders of shards, and the files of processes in them, which `.metadata`, a pickle, holds as plain text.
+_SHARDED = ("pytorch_model_fsdp_0", "optimizer_0")
+_SHARD = re.compile(rb"__(\d+)_\d+\.distcp")
+# Bytes of the record that ends an archive without a comment.
+_ARCHIVE_END = 22
 
 
 def write_manifest(folder: Path) -> None:
@@ -91,10 +97,12 @@ def _damaged(checkpoint: Path) -> str:
         paths = checkpoint.glob(name.replace(".p", "*.p"))
         if not all(zipfile.is_zipfile(path) for path in paths):
             return f"{name} is missing or damaged"
-    for folder in ("pytorch_model_fsdp_0", "optimizer_0"):
-        shards = list((checkpoint / folder).glob("*.distcp")) + list((checkpoint / folder).glob(".metadata"))
-        if (checkpoint / folder).is_dir() and (len(shards) < 2 or not all(path.stat().st_size for path in shards)):
+    for folder in _SHARDED:
+        if (checkpoint / folder).is_dir() and not _shards_whole(checkpoint / folder):
             return f"{folder} is missing or damaged"
+    for number in _processes(checkpoint):
+        if not (checkpoint / f"rng_state_{number}.pth").is_file():
+            return f"rng_state_{number}.pth is missing or damaged"
     for path in checkpoint.glob("*.safetensors"):
         try:
             with safe_open(path, framework="np"):
@@ -102,6 +110,31 @@ def _damaged(checkpoint: Path) -> str:
         except (OSError, SafetensorError):
             return f"{path.name} is damaged"
     return ""
+
+
+def _shards_whole(folder: Path) -> bool:
+    """Whether each file that `.metadata` names is there to its end, where a tensor ends, as torch saves one."""
+    shards = [folder / match[0].decode() for match in _SHARD.finditer((folder / ".metadata").read_bytes())]
+    return bool(shards) and all(path.is_file() and _ends_as_archive(path) for path in set(shards))
+
+
+def _ends_as_archive(path: Path) -> bool:
+    """Of a file with many archives one after another: whether the last is there to its end. zipfile takes any."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _ARCHIVE_END, 0))
+        return file.read().startswith(b"PK\5\6")
+
+
+def _processes(checkpoint: Path) -> range:
+    """Numbers of the processes that wrote a checkpoint, as far as its files tell; none of one that one wrote."""
+    if (checkpoint / "rng_state.pth").is_file():
+        return range(0)
+    told = [1]  # two at least
+    for name in _SHARDED:
+        if (metadata := checkpoint / name / ".metadata").is_file():
+            told += [int(match[1]) for match in _SHARD.finditer(metadata.read_bytes())]
+    numbers = [path.stem.removeprefix("rng_state_") for path in checkpoint.glob("rng_state_*.pth")]
+    return range(max(told + [int(number) for number in numbers if number.isdigit()]) + 1)
 
 
 def _files(folder: Path) -> list[Path]:

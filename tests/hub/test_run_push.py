@@ -293,6 +293,33 @@ def test_a_failed_push_keeps_the_model_and_names_the_command(hub: Hub, recipe, a
     assert [r.status for r in hub.server.requests("PUT", match=digest)] == [200]
 
 
+DDP = ("--launch", "ddp", "--processes", "2")
+
+
+@pytest.mark.slow
+def test_two_processes_that_may_not_push_train_nothing(hub: Hub, recipe, anyformer, folder):
+    recipe()
+    token = hub.server.add_token("alice", role="read")
+    error = nothing_trained(anyformer("train", "recipe.yaml", *DDP, HF_TOKEN=token), folder)
+    assert "read-only" in error and 1 <= error.count("alice/tuned") <= 2
+    assert hub.server.requests("PUT") == []
+
+
+@pytest.mark.slow
+def test_a_push_of_two_processes_that_fails_keeps_the_model(hub: Hub, recipe, anyformer, folder):
+    """The first process alone pushes; what it says is said once, and the command's status is 2."""
+    recipe()
+    hub.server.fail_next("POST", match="/commit/", status=None)
+    done = anyformer("train", "recipe.yaml", *DDP)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("The model is kept in runs/tuned.") == 1
+    assert json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["finished"]
+    said = succeed(anyformer("push", "runs/tuned", "alice/tuned"))
+    assert f"{hub.server.endpoint}/alice/tuned/commit/" in said
+    assert set(hub.server.files("alice/tuned")) == set(files_to_push(folder))
+    assert len(hub.server.requests("POST", match="/commit/")) == 2
+
+
 # A run that begins on the Hub.
 
 

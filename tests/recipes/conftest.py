@@ -1,9 +1,11 @@
-"""A recipe on a tiny model and rows that it can learn."""
+"""A recipe on a tiny model and rows that it can learn, and the process that starts others."""
 
 import json
+import sys
 from contextlib import contextmanager
 
 import pytest
+from killing import Zygote
 
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.progress import TrainingProgress
@@ -62,3 +64,11 @@ def interrupted(monkeypatch):
                 yield
 
     return until
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory):
+    if sys.platform != "linux":
+        pytest.skip("forks a process with torch in it, and reads /proc")
+    with Zygote(tmp_path_factory.mktemp("zygote") / "log") as started:
+        yield started

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -92,17 +93,42 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def run_jobs(jobs: list[Job], folder: Path, *, processes: int = 2, seconds: float = 600) -> list[str]:
-    """Run jobs one after another in the same processes; of each "", or the text of its UserError."""
+def run_jobs(
+    jobs: list[Job], folder: Path, *, processes: int = 2, seconds: float = 600, zygote: Any = None
+) -> list[str]:
+    """Run jobs one after another in the same processes; of each "", or the text of its UserError.
+
+    Args:
+        zygote: a `killing.Zygote` that forks the processes, in place of torchrun.
+    """
     given, results = folder / "jobs.json", folder / "results.json"
     given.write_text(json.dumps([job.as_dict() for job in jobs]), encoding="utf-8")
+    if zygote is not None:
+        done = zygote.run([str(given), str(results)], script=str(WORKER), processes=processes)
+        assert done == [0] * processes, zygote.log.read_text()[-6000:]
+        return json.loads(results.read_text(encoding="utf-8"))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     command += ["--master-port", str(free_port()), str(WORKER), str(given), str(results)]
-    done = subprocess.run(
+    ended = subprocess.run(
         command, env=environment(), capture_output=True, text=True, encoding="utf-8", timeout=seconds, check=False
     )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
     return json.loads(results.read_text(encoding="utf-8"))
+
+
+def stopped_at(run: Path, copy: Path, step: int) -> Path:
+    """A finished run's folder as it was after a step that was saved."""
+    copy.mkdir()
+    for name in (".anyformer-run", "recipe.yaml"):
+        shutil.copy(run / name, copy / name)
+    metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
+    kept = ("data_digest", "before", "samples_before", "rows_a_step")
+    begun = {name: metrics[name] for name in kept if name in metrics}
+    (copy / "metrics.json").write_text(json.dumps(begun), encoding="utf-8")
+    for checkpoint in run.glob("checkpoint-*"):
+        if int(checkpoint.name.partition("-")[2]) <= step:
+            shutil.copytree(checkpoint, copy / checkpoint.name)
+    return copy
 
 
 def figures(folder: Path, name: str) -> list[float]:

@@ -1,11 +1,10 @@
 """A run goes on from the checkpoint of any strategy with any other, and ends as the undisturbed run of one process."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-from processes import Job, assert_same_run, run_jobs, write_recipe, write_texts
+from processes import Job, assert_same_run, run_jobs, stopped_at, write_recipe, write_texts
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
@@ -26,15 +25,7 @@ PAIRS = [
 
 
 def stopped_at_ten(run: Path, copy: Path) -> Path:
-    """A run folder as it was after its tenth step."""
-    copy.mkdir()
-    for name in (".anyformer-run", "recipe.yaml"):
-        shutil.copy(run / name, copy / name)
-    metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
-    kept = {name: metrics[name] for name in ("data_digest", "before", "samples_before", "rows_a_step")}
-    (copy / "metrics.json").write_text(json.dumps(kept), encoding="utf-8")
-    shutil.copytree(run / "checkpoint-10", copy / "checkpoint-10")
-    return copy
+    return stopped_at(run, copy, 10)
 
 
 @pytest.fixture(scope="module")

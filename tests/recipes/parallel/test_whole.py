@@ -1,16 +1,14 @@
-"""A sharded model becomes an ordinary folder, a file of weights at a time."""
+"""A sharded model becomes an ordinary folder, a tensor at a time."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from processes import environment, free_port
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from anyformer import AnyformerConfig, AnyformerForCausalLM
+from anyformer.recipes.parallel.whole import DTYPES, _write_tensors
 
 WORKER = Path(__file__).with_name("whole_worker.py")
 
@@ -18,7 +16,7 @@ WORKER = Path(__file__).with_name("whole_worker.py")
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("file_bytes", [20_000, 10**9])
-def test_the_folder_opens_and_little_is_held_at_a_time(tmp_path, tied, file_bytes):
+def test_the_folder_opens_and_is_as_an_ordinary_one(zygote, tmp_path, tied, file_bytes):
     torch.manual_seed(0)
     config = AnyformerConfig(
         vocab_size=97,  # two processes have parts of different sizes
@@ -35,15 +33,21 @@ def test_the_folder_opens_and_little_is_held_at_a_time(tmp_path, tied, file_byte
     model.save_pretrained(tmp_path / "source")
     target = tmp_path / "target"
     target.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
-    command += [str(free_port()), str(WORKER), str(target), str(tmp_path / "source"), str(file_bytes)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    held = json.loads((target / "held.json").read_text())
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
-    assert sum(held["files"]) == total  # what is tied is written once
-    assert all(size <= max(file_bytes, held["largest"]) for size in held["files"])
-    assert (len(held["files"]) == 1) == (file_bytes > total) == (not (target / "model.safetensors.index.json").exists())
+    done = zygote.run([str(target), str(tmp_path / "source"), str(file_bytes)], script=str(WORKER), processes=2)
+    assert done == [0, 0], zygote.log.read_text()[-3000:]
+    sizes = [p.numel() * p.element_size() for p in model.parameters()]
+    files = sorted(target.glob("model*.safetensors"))
+    held = [sum(t.numel() * t.element_size() for t in load_file(file).values()) for file in files]
+    assert sum(held) == sum(sizes)  # what is tied is written once
+    assert all(size <= max(file_bytes, max(sizes)) for size in held)
+    alone = file_bytes > sum(sizes)
+    assert (len(files) == 1) == alone == (not (target / "model.safetensors.index.json").exists())
+    # To the last byte what the library writes.
+    for file in files:
+        save_file(load_file(file), tmp_path / "expected", metadata={"format": "pt"})
+        assert file.read_bytes() == (tmp_path / "expected").read_bytes()
+    if alone:
+        assert files[0].read_bytes() == (tmp_path / "source" / files[0].name).read_bytes()
     opened = AutoModelForCausalLM.from_pretrained(target).eval()
     assert type(opened) is AnyformerForCausalLM
     ids = torch.arange(10)[None]
@@ -53,3 +57,21 @@ def test_the_folder_opens_and_little_is_held_at_a_time(tmp_path, tied, file_byte
     expected = {p.name: p.read_bytes() for p in (tmp_path / "source").iterdir() if p.suffix != ".safetensors"}
     for name, content in expected.items():
         assert (target / name).read_bytes() == content, name
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_is_written_as_the_library_does(tmp_path, name):
+    dtype = getattr(torch, name)
+    tensors = {
+        "b.é": torch.arange(6).reshape(2, 3).to(dtype),
+        "a": torch.ones((), dtype=dtype),
+        "double": torch.arange(3, dtype=torch.float64),
+        "none": torch.empty((0, 4), dtype=dtype),
+        "turned": torch.arange(6).reshape(2, 3).to(dtype).T,
+    }
+    _write_tensors(tmp_path / "written", list(tensors), tensors)
+    back = load_file(tmp_path / "written")
+    assert back.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert back[key].dtype == tensor.dtype and back[key].shape == tensor.shape
+        assert back[key].double().equal(tensor.double())

@@ -15,9 +15,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+import torch._dynamo
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
+from anyformer.recipes.parallel import world as joined
 from anyformer.recipes.parallel.strategy import Parallel
 from anyformer.recipes.parallel.world import begun
 from anyformer.recipes.run import run_recipe
@@ -55,6 +57,27 @@ def another_recipe(rank: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def is_compiled(rank: int) -> Iterator[None]:
+    """Nothing is spoiled: a run that compiles nothing fails."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+@contextmanager
+def best_at_four(rank: int) -> Iterator[None]:
+    """The held-out loss is the lowest at step 4, whatever it was."""
+    from anyformer.recipes.progress import TrainingProgress
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        metrics["eval_loss"] = abs(state.global_step - 4) + 1.0
+
+    with patch.object(TrainingProgress, "on_evaluate", on_evaluate):
+        yield
+
+
 SPOILED = {
     "": lambda rank: nullcontext(),
     "nobody asked": lambda rank: nullcontext(),
@@ -62,13 +85,16 @@ SPOILED = {
     "deepspeed silently DDP": deepspeed_silently_ddp,
     "apart": apart,
     "another recipe": another_recipe,
+    "is compiled": is_compiled,
+    "best at four": best_at_four,
 }
 
 
 def main() -> None:
     torch.set_num_threads(1)
+    joined._AFTER_THE_FIRST = 0.0  # no launcher is there to end the others
     jobs, results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), []
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     for job in jobs:
         recipe = load_recipe(job["recipe"], job["overrides"])
         parallel = Parallel(job["strategy"], world, rank) if job["strategy"] != "one" else Parallel()

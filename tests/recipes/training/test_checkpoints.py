@@ -91,20 +91,29 @@ def test_a_checkpoint_of_sharded_weights_is_judged(tmp_path):
     folder = tmp_path / "checkpoint-4"
     for name in ("pytorch_model_fsdp_0", "optimizer_0"):
         (folder / name).mkdir(parents=True)
-        for file in (".metadata", "__0_0.distcp", "__1_0.distcp"):
-            (folder / name / file).write_text("shard")
     (folder / STATE).write_text("{}")
+    archive = Path(shutil.make_archive(str(tmp_path / "zip"), "zip", folder, STATE))  # as torch.save writes one
+    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
+        (folder / name / ".metadata").write_text("of __0_0.distcp and of __1_0.distcp")
+        for file in ("__0_0.distcp", "__1_0.distcp"):
+            (folder / name / file).write_bytes(archive.read_bytes() + b"one" + archive.read_bytes())
     for name in ("scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
-        shutil.make_archive(str(folder / "zip"), "zip", folder, STATE)  # as torch.save writes one
-        (folder / "zip.zip").rename(folder / name)
+        shutil.copy(archive, folder / name)
     assert missing_part(folder) == ""
     shard = folder / "optimizer_0" / "__1_0.distcp"
-    shard.write_text("")
+    content = shard.read_bytes()
+    for cut in (b"", content[:-1]):
+        shard.write_bytes(cut)
+        assert missing_part(folder) == "optimizer_0 is missing or damaged"
+    shard.unlink()
     assert missing_part(folder) == "optimizer_0 is missing or damaged"
-    shard.write_text("shard")
+    shard.write_bytes(content)
+    (folder / "rng_state_1.pth").unlink()  # of the second of two processes
+    assert missing_part(folder) == "rng_state_1.pth is missing or damaged"
+    shutil.copy(archive, folder / "rng_state_1.pth")
     write_manifest(folder)
     assert missing_part(folder, checksums=True) == ""
-    shard.write_text("shxrd")
+    shard.write_bytes(content.replace(b"one", b"two"))
     assert "optimizer_0/__1_0.distcp is damaged" in missing_part(folder, checksums=True)
     shard.unlink()
     assert missing_part(folder) == "optimizer_0/__1_0.distcp is missing or damaged"

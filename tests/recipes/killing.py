@@ -85,11 +85,11 @@ def after(seconds: float) -> Callable[[], bool]:
 
 
 def while_there(path: Path, later: float) -> Callable[[], bool]:
-    """So many seconds after a path has appeared."""
+    """So many seconds after a path has appeared; its name may be a pattern."""
     seen: list[float] = []
 
     def moment() -> bool:
-        if not seen and path.exists():
+        if not seen and any(path.parent.glob(path.name)):
             seen.append(time.monotonic())
         return bool(seen) and time.monotonic() - seen[0] >= later
 
