@@ -18,7 +18,7 @@ OPTIONS = {
     "some layers checkpointed": [*CHECKPOINTED, "train.activation_checkpointing_kwargs={every_n_layers: 2}"],
     "both": [*COMPILED, *CHECKPOINTED],
 }
-RUNS = [(name, strategy) for name in OPTIONS for strategy in ("ddp", "fsdp2")]
+RUNS = [(name, strategy) for name in OPTIONS for strategy in ("ddp", "fsdp2") if (name, strategy) != ("both", "ddp")]
 
 
 def job(recipe, folder, strategy, name, *more, **options):
