@@ -37,11 +37,13 @@ def token_loss(
     )
     supervised = targets != ignore_index
     if not is_tracing(targets) and not supervised.any():
-        _warn_of_no_target(len(targets))
+        _warn_of_no_target(len(targets), num_items_in_batch)
     return _divide(total, supervised.sum(), num_items_in_batch)
 
 
-def _warn_of_no_target(rows: int) -> None:
+def _warn_of_no_target(rows: int, num_items_in_batch: Count) -> None:
+    if num_items_in_batch is not None and num_items_in_batch > 0:  # the other rows of the step have some
+        return
     logger.warning(
         f"None of the {rows} rows of this batch has a label to learn from: the loss is 0. "
         "Are prompts longer than the maximum length, or is the label mask empty?"
@@ -120,7 +122,7 @@ def supervised_loss(
     # By index and not by mask: the gradient of a mask adds up values that might repeat, and sorts them first.
     chosen = (targets.flatten() != ignore_index).nonzero().squeeze(-1)
     if not len(chosen):
-        _warn_of_no_target(len(targets))
+        _warn_of_no_target(len(targets), num_items_in_batch)
     total = total_of(states.index_select(0, chosen), targets.flatten()[chosen])
     return _divide(total, torch.tensor(len(chosen)), num_items_in_batch)
 

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainingArguments
 
 from anyformer import AnyformerConfig, AnyformerForCausalLM, to_hf
+from anyformer.modeling.losses import token_loss
 
 VOCABULARY = 101
 BOTH = {"head": "seq2seq_lm", "architecture": "encoder-decoder", "decoder_start_token_id": 1}
@@ -137,6 +138,14 @@ def test_without_any_label_the_loss_is_a_connected_zero_and_a_warning(tiny, capl
     assert loss.item() == 0
     for name, gradient in gradients(model, loss).items():
         assert gradient is not None and (gradient == 0).all(), name
+
+
+@pytest.mark.parametrize(("items", "warned"), [(None, True), (0, True), (7, False), (torch.tensor(7), False)])
+def test_rows_without_a_label_beside_others_of_their_step_are_no_fault(caplog, items, warned):
+    """As those that fill the last step of several processes."""
+    loss = token_loss(torch.zeros(2, 3, 5), torch.full((2, 3), -100), items)
+    assert ("None of the 2 rows" in caplog.text) == warned
+    assert loss.isfinite() or not items
 
 
 @chunks
