@@ -18,7 +18,7 @@ from processes import (
 )
 from test_launch import anyformer, spread
 from test_resume import stopped_at_ten
-from test_same_run import EXPERTS, SMALL_BATCH, TUNING
+from test_same_run import EXPERTS, OTHERS, SMALL_BATCH, TUNING
 
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.parallel.zero import shares_work
@@ -217,3 +217,23 @@ def test_adapters(tmp_path, monkeypatch, tiny_checkpoint, stage):
         assert_same_run(one.folder, job.folder)
     for job in (again, last):
         assert_same_run(jobs[0].folder, job.folder)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_encoders_and_encoder_decoders(tmp_path, monkeypatch, minilm_folder, kind):
+    """Also an embedding that encoder and decoder share."""
+    from small_recipes import SMALL
+
+    recipe = tmp_path / "recipe.yaml"
+    text = OTHERS[kind].replace("ENCODER", str(minilm_folder)).replace("FOLDER", str(SMALL))
+    train = "max_steps: 20, warmup_steps: 1, per_device_train_batch_size: 2, global_batch_size: 4, logging_steps: 1"
+    recipe.write_text(
+        f"extends: {kind}\n{text}train: {{{train}, learning_rate: 1e-3, bf16: false, use_cpu: true}}\n"
+        "eval: {samples: 1, max_new_tokens: 4}\nlogging: {plot: false}\n",
+        encoding="utf-8",
+    )
+    one, split = (Job(recipe, tmp_path / strategy, strategy) for strategy in ("one", "deepspeed"))
+    run_recipe(load_recipe(recipe, one.as_dict()["overrides"]))
+    settings(monkeypatch, tmp_path, SPLIT_ALL)
+    assert run_jobs([split], tmp_path) == [""]
+    assert_same_run(one.folder, split.folder)
