@@ -11,6 +11,8 @@ from .strategy import STRATEGIES, launch_file
 
 # Seconds that processes have for a checkpoint after a SIGTERM; torch's own 30 are short for large models.
 PATIENCE = 600
+# Processes that a core may have: enough to try a strategy on a small machine.
+_A_CORE = 2
 # Exit status where a process was ended by a signal: 128 and its number, as shells have it.
 _BY_SIGNAL = 128
 
@@ -72,6 +74,11 @@ def _processes(strategy: str, given: int | None) -> int:
         raise UserError(f"--launch {strategy}: there is no GPU to count, so say how many: --processes 2")
     if found and count > found:
         raise UserError(f"--processes {count}: this machine has {found} GPUs")
+    if not found and count > (most := max(_A_CORE * _cores(), 4)):
+        raise UserError(
+            f"--processes {count}: this machine has {_cores()} cores and no GPU; more than {most} processes would only "
+            "take its memory"
+        )
     if strategy not in ("one", "deepspeed") and count < 2:
         raise UserError(f"--launch {strategy} needs at least two processes, not {count}: leave it out for one")
     return count

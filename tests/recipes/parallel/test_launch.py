@@ -100,6 +100,7 @@ def test_a_mistake_in_the_recipe_is_found_before_anything_is_started(recipe):
     [
         (["--launch", "fsdp", "--processes", "2"], "no such strategy; there are one, ddp, fsdp2, tp, deepspeed"),
         (["--launch", "fsdp2", "--processes", "1"], "needs at least two processes"),
+        (["--launch", "ddp", "--processes", "100000"], "--processes 100000: this machine has"),
     ],
 )
 def test_what_cannot_be_started_is_said(recipe, arguments, said):
