@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from anyformer.recipes.errors import UserError
+
 Array = np.ndarray[Any, Any]
 # Where an order has no n-gram with a count of 1, 2, 3 or 4 there is no estimate; KenLM falls back on these as well.
 FALLBACK = (0.5, 1.0, 1.5)
@@ -229,7 +231,10 @@ def main() -> None:
     parser.add_argument("--order", type=int, default=5)
     options = parser.parse_args()
     run = Path(options.recipe) if (Path(options.recipe) / "metrics.json").is_file() else None
-    train, held, tokenizer = prepared(str(run / "recipe.yaml") if run else options.recipe, options.overrides)
+    try:
+        train, held, tokenizer = prepared(str(run / "recipe.yaml") if run else options.recipe, options.overrides)
+    except UserError as error:
+        parser.error(str(error))
     sizes = bytes_of_tokens(tokenizer)[held.tokens[held.measured]]
     started = time.perf_counter()
     model = KneserNey(train.documents, len(tokenizer), options.order)

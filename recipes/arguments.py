@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+from .parallel.strategy import check_shared
 from .parallel.world import current
 from .schema.sections import GLOBAL_BATCH
 
@@ -36,8 +37,8 @@ def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "Traini
     rows = train.pop(GLOBAL_BATCH, None)
     values: dict[str, Any] = {"dataloader_pin_memory": gpu, "report_to": "none", "disable_tqdm": False}
     values["logging_nan_inf_filter"] = False  # a loss that is not a number must be seen, not averaged away
-    if current().strategy != "one" and not torch.accelerator.is_available():
-        values["use_cpu"] = True  # else each process would train by itself
+    if not torch.accelerator.is_available():
+        values["use_cpu"] = True  # else processes would train apart, and bf16 be refused
     if "bf16" not in train and not train.get("fp16"):
         values["bf16"] = torch.cuda.is_bf16_supported() if gpu else _cpu_has_amx()
     muon = train.get("optim") == MUON
@@ -75,11 +76,7 @@ def _shared(rows: int, train: dict[str, Any], default: int) -> dict[str, int]:
         UserError: the rows cannot be shared evenly.
     """
     replicas, name = current().replicas, "per_device_train_batch_size"
-    if rows < replicas:
-        raise UserError(
-            f"train.global_batch_size: {rows} rows a step cannot be shared by {replicas} processes: it must be a "
-            f"multiple of {replicas}, or use fewer processes"
-        )
+    check_shared(rows, replicas)
     batch = train.get(name, math.gcd(rows // replicas, default))
     if rows % (replicas * batch):
         raise UserError(
@@ -100,13 +97,20 @@ def _try_optimizer_and_schedule(arguments: "TrainingArguments") -> None:
     from transformers import Trainer, get_scheduler
 
     Trainer.get_optimizer_cls_and_kwargs(arguments)
-    get_scheduler(
-        arguments.lr_scheduler_type,
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
-        num_warmup_steps=1,
-        num_training_steps=10,
-        scheduler_specific_kwargs=arguments.lr_scheduler_kwargs or {},  # type: ignore[arg-type]  # a dict by now
-    )
+    kind, given = arguments.lr_scheduler_type, arguments.lr_scheduler_kwargs or {}
+    try:
+        get_scheduler(
+            kind,
+            torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
+            num_warmup_steps=1,
+            num_training_steps=10,
+            scheduler_specific_kwargs=given,  # type: ignore[arg-type]  # a dict by now
+        )
+    except (ValueError, TypeError) as error:
+        name = getattr(kind, "value", kind)
+        raise UserError(
+            f"train.lr_scheduler_type: {name} with lr_scheduler_kwargs: {given or '{}'}: {error}"
+        ) from error
 
 
 def _try_reports(arguments: "TrainingArguments") -> None:

@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,8 +50,16 @@ def leftovers(target: Path) -> list[Path]:
     return sorted(target.parent.glob(f".{target.name}.partial-*")) if target.parent.is_dir() else []
 
 
+def share(paths: Iterable[Path]) -> None:
+    """Give files that are their owner's alone, as safetensors and temporary ones are, the permissions of any other."""
+    for path in paths:
+        if path.is_file() and path.stat().st_mode & 0o777 == 0o600:
+            path.chmod(0o666 & ~_umask())
+
+
 def flush(folder: Path) -> None:
-    """Have every file and folder below on the disk."""
+    """Have every file and folder below on the disk, as readable as any other."""
+    share(folder.rglob("*"))
     for path in [*folder.rglob("*"), folder]:
         number = os.open(path, os.O_RDONLY)
         try:

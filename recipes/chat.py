@@ -38,7 +38,10 @@ def chat(
     generator = open_generator(path, trust_remote_code=trust_remote_code)
     if not generator.has_template:
         if not generator.reads_apart:
-            raise UserError(f"{path}: the tokenizer has no chat template; this is no chat model")
+            raise UserError(
+                f"{path}: the tokenizer has no chat template; this is no chat model. `anyformer generate` goes on with "
+                "a text"
+            )
         if system:
             raise UserError(f"{path}: a system message needs a chat template, and the model was trained without one")
     set_seed(seed)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .atomic import share
 from .console import quiet_libraries
 from .errors import UserError
 from .models import (
@@ -198,6 +199,7 @@ def _write(model: Any, tokenizer: Any, target: Path) -> None:
         model.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
+        share(temporary.glob("*"))
         if target.is_dir():
             target.rmdir()  # empty, or `_require_free` would have refused it
         temporary.rename(target)

@@ -1,6 +1,8 @@
-"""Faults of writing, told apart from other errors."""
+"""Where the suite keeps what outlives a run, and faults of writing, told apart from other errors."""
 
 import errno
+import os
+from pathlib import Path
 
 # What the user can mend: room, quota, size limits, rights.
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
@@ -21,6 +23,10 @@ _TEXTS = {
     "inline_container": "a file was cut short, as on a full disk",
     "file write failed": "a file was cut short, as on a full disk",
 }
+
+
+def cache_root() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anyformer"
 
 
 def write_fault(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 import copy
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .adapters.bases import check_base_can_be_named, check_published_base, keeps_adapter, other_base, published_base
 from .adapters.saved import SOFT_PROMPTS
 from .arguments import rows_a_step
+from .atomic import share
 from .console import make_console, show_next, show_plan, show_result
 from .disk import write_fault
 from .errors import UserError
@@ -55,11 +57,11 @@ def run_recipe(
     folder, asked = RunFolder(Path(recipe.train["output_dir"]).expanduser(), writes=current().main), resume
     check_base_can_be_named(recipe)
     check_inputs_survive(recipe, folder.path)
-    if not dry_run:
-        resume = of_first_process(lambda: may_begin(recipe, folder, resume=asked, overwrite=overwrite))
-        if asked and not resume:
-            console.print(f"{folder.path} holds no checkpoint yet: the run begins at its first step.", markup=False)
-    with faults_told(folder.path):
+    with ExitStack() as held, faults_told(folder.path):
+        if not dry_run:
+            resume = of_first_process(lambda: may_begin(recipe, folder, held, resume=asked, overwrite=overwrite))
+            if asked and not resume:
+                console.print(f"{folder.path} holds no checkpoint yet: the run begins at its first step.", markup=False)
         with main_first():
             prepared = prepare(recipe)
         check_spread(recipe, prepared.config, current())
@@ -376,6 +378,7 @@ class _Run:
                 model.save_pretrained(folder)
             if current().main:
                 self.tokenizer.save_pretrained(folder)
+                share(folder.glob("*.safetensors"))
         except (OSError, RuntimeError, SafetensorError) as error:
             if not (reason := write_fault(error)):
                 raise

@@ -1,7 +1,7 @@
 """What is made sure before a run writes or loads anything, and faults of model and machine in the user's terms."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from .disk import write_fault
@@ -10,12 +10,16 @@ from .run_folder import RunFolder
 from .schema import Recipe
 
 
-def may_begin(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
+def may_begin(recipe: Recipe, folder: RunFolder, held: ExitStack, *, resume: bool, overwrite: bool) -> bool:
     """Whether the run goes on from a checkpoint; asked of the first process, which puts right what a kill has left.
+
+    Args:
+        held: keeps the folder for this run until it is closed.
 
     Raises:
         UserError: the run may not use the folder, or its result could not be pushed.
     """
+    held.enter_context(folder.held())
     if resume:
         folder.recover()
     folder.check(recipe.to_yaml(), resume=resume, overwrite=overwrite)

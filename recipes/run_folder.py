@@ -1,11 +1,17 @@
 """The folder of one run: a model repository, with the recipe, the figures and the checkpoints beside the weights."""
 
+import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from .disk import cache_root
 from .errors import UserError
 from .training.manifest import missing_part
 from .training.unfinished import SAVING, checkpoint_folders, recover
@@ -13,6 +19,8 @@ from .training.unfinished import SAVING, checkpoint_folders, recover
 RECIPE, METRICS = "recipe.yaml", "metrics.json"
 FIGURES = "metrics.csv"
 ADAPTER = "adapter"
+# Seconds for what a killed run leaves behind to end: it may have processes that read its data.
+_PATIENCE = 10.0
 # Made with the folder: only what has it is ever replaced.
 MARKER = ".anyformer-run"
 # Keys of `train` that say what is kept and shown, not what is trained.
@@ -74,6 +82,31 @@ class RunFolder:
 
     def __init__(self, path: Path, *, writes: bool = True) -> None:
         self.path, self.writes = path, writes
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep another run of the same user out of the folder.
+
+        Raises:
+            UserError: one writes it.
+        """
+        name = hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:32]
+        lock = FileLock(cache_root() / "running" / f"{name}.lock")
+        try:
+            Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=_PATIENCE)
+        except Timeout as error:
+            raise UserError(
+                f"{self.path} is being written by another run: stop that one, wait for it, or choose another "
+                "train.output_dir"
+            ) from error
+        except OSError:  # without a place for locks there are none
+            yield
+            return
+        try:
+            yield
+        finally:
+            lock.release()
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -216,17 +249,24 @@ class RunFolder:
 
 
 def changed_training(stored: str, given: str) -> list[str]:
-    """What decides what is trained and differs between two resolved recipes."""
+    """The keys that decide what is trained and differ between two resolved recipes."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
         before, now = YAML(typ="safe").load(stored), YAML(typ="safe").load(given)
-        changed = [name for name in ("model", "adapter", "data", "objective") if before.get(name) != now.get(name)]
-        keys = (set(before["train"]) | set(now["train"])) - RESUMABLE
-        return changed + sorted(f"train.{k}" for k in keys if before["train"].get(k) != now["train"].get(k))
+        sections = ("model", "adapter", "data", "objective", "train")
+        changed = [key for name in sections for key in _differing(before.get(name), now.get(name), name)]
+        return [key for key in changed if key.removeprefix("train.") not in RESUMABLE]
     except (YAMLError, AttributeError, KeyError, TypeError):
         return [f"everything: the stored {RECIPE} is damaged"]
+
+
+def _differing(before: Any, now: Any, name: str) -> list[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = sorted(before.keys() | now.keys(), key=str)
+        return [found for key in keys for found in _differing(before.get(key), now.get(key), f"{name}.{key}")]
+    return [name] if before != now else []
 
 
 def holds_last_step(checkpoint: Path) -> bool:

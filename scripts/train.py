@@ -59,6 +59,7 @@ def command(
     from ..recipes.errors import UserError
     from ..recipes.loading import find_pipeline, load_recipe
     from ..recipes.parallel.strategy import asked_for, launched
+    from ..recipes.schema.sections import GLOBAL_BATCH
 
     if resume and overwrite:
         raise UserError("--resume goes on with the earlier run and --overwrite replaces it: give one of them")
@@ -71,7 +72,8 @@ def command(
         from ..recipes.parallel.launch import launch as start
 
         # Each process gets this very command line and checks that it is in what the command line asks for.
-        raise typer.Exit(start(str(launch), processes, sys.argv[1:]))
+        rows = None if pipeline else loaded.train.get(GLOBAL_BATCH)
+        raise typer.Exit(start(str(launch), processes, sys.argv[1:], rows))
     parallel = asked_for(launch, processes)
     from ..recipes.parallel.world import begun
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import UserError
-from .strategy import STRATEGIES, launch_file
+from .strategy import STRATEGIES, check_shared, launch_file, unknown
 
 # Seconds that processes have for a checkpoint after a SIGTERM; torch's own 30 are short for large models.
 PATIENCE = 600
@@ -17,11 +17,12 @@ _A_CORE = 2
 _BY_SIGNAL = 128
 
 
-def launch(strategy: str, processes: int | None, arguments: Sequence[str]) -> int:
+def launch(strategy: str, processes: int | None, arguments: Sequence[str], rows: int | None = None) -> int:
     """Run `anyformer` with arguments in several processes of this machine.
 
     Args:
         processes: default: as many as there are GPUs.
+        rows: `train.global_batch_size`, where it is known.
         arguments: of the command, the verb first; `--launch` among them, so that each process checks what it is in.
 
     Returns:
@@ -31,8 +32,10 @@ def launch(strategy: str, processes: int | None, arguments: Sequence[str]) -> in
         UserError: no such strategy, or too few processes.
     """
     if strategy not in STRATEGIES:
-        raise UserError(f"--launch {strategy}: no such strategy; there are {', '.join(STRATEGIES)}")
+        raise UserError(unknown(strategy))
     count = _processes(strategy, processes)
+    if rows is not None and strategy != "tp":
+        check_shared(rows, count)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(_cores() // count, 1)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(PATIENCE))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of parameters that are all used

@@ -72,9 +72,9 @@ def gets_its_part_later(recipe: Any, parallel: Parallel, *, check: bool) -> bool
     """
     adapter, quantized = recipe.adapter, recipe.model.quantization is not None
     plain = adapter.in_place or (adapter.kind == "lora" and set(adapter.arguments()) <= LORA_WITHOUT_WEIGHTS)
-    return (
-        parallel.strategy == "fsdp2" and not parallel.main and plain and not quantized and recipe.model.dtype != "auto"
-    )
+    if check or quantized or recipe.model.dtype == "auto":
+        return False
+    return parallel.strategy == "fsdp2" and not parallel.main and plain
 
 
 def check_splits(config: Any, processes: int) -> None:

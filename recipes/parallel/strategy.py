@@ -3,6 +3,7 @@
 Nothing here imports torch: it is read before anything else of a run.
 """
 
+import difflib
 import importlib.resources
 import os
 from collections.abc import Mapping
@@ -89,6 +90,8 @@ def asked_for(launch: str | None, processes: int | None, environ: Mapping[str, s
     if launch is not None and meant not in ("ddp", "one", strategy):
         raise UserError(f"--launch {strategy}, but the launcher is set up for {meant}: leave out one of the two")
     if processes is not None and processes != world:
+        if launch == "one":
+            raise UserError(f"--launch one is one process: leave out --processes {processes}, or --launch ddp")
         if not launched(environ):
             raise UserError(f"--processes {processes} needs --launch too, which says how: ddp, fsdp2 or tp")
         raise UserError(f"--processes {processes}, but the launcher started {world}")
@@ -106,7 +109,25 @@ def _named(name: str) -> Strategy:
     for strategy in STRATEGIES:
         if name == strategy:
             return strategy
-    raise UserError(f"--launch {name}: no such strategy; there are {', '.join(STRATEGIES)}")
+    raise UserError(unknown(name))
+
+
+def unknown(name: str) -> str:
+    """What is said of a strategy that there is not."""
+    near = difflib.get_close_matches(name, STRATEGIES, n=1)
+    hint = f"did you mean {near[0]}? There" if near else "there"
+    return f"--launch {name}: no such strategy; {hint} are {', '.join(STRATEGIES)}"
+
+
+def check_shared(rows: int, processes: int) -> None:
+    """Raises:
+    UserError: `train.global_batch_size` rows cannot be shared evenly by processes that each read their own.
+    """
+    if rows % processes:
+        raise UserError(
+            f"train.global_batch_size: {rows} rows a step cannot be shared by {processes} processes: it must be a "
+            f"multiple of {processes}, or use another number of processes"
+        )
 
 
 def _true(name: str, environ: Mapping[str, str]) -> bool:

@@ -25,6 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..disk import cache_root
 from ..errors import UserError
 from .parallel import TOKENS, WORTH, parts_of, tokenize_into
 from .report import TokenizationReport, TokenizedData, Tokenizing
@@ -99,7 +100,7 @@ def _took(started: float, processes: int) -> str:
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anyformer" / "tokens"
+    return cache_root() / "tokens"
 
 
 def cache_limit() -> int:

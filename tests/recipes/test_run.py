@@ -15,6 +15,7 @@ from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.prepare import prepare
 from anyformer.recipes.run import run_recipe
+from anyformer.recipes.run_folder import RunFolder
 
 
 def metrics_of(folder: Path):
@@ -172,11 +173,24 @@ def test_nothing_already_written_is_lost(recipe, tmp_path):
     assert (foreign / "thesis.txt").read_text() == "precious"
 
 
+@pytest.mark.parametrize("option", ["overwrite", "resume"])
+def test_a_folder_that_another_run_writes_is_left_alone(recipe, tmp_path, monkeypatch, option):
+    monkeypatch.setattr("anyformer.recipes.run_folder._PATIENCE", 0.1)
+    folder = RunFolder(tmp_path / "run")
+    folder.open("", resume=False)
+    (folder.path / "weights").touch()
+    with folder.held(), pytest.raises(UserError, match="is being written by another run"):
+        run_recipe(recipe(), **{option: True})
+    assert (folder.path / "weights").exists()
+    with folder.held():  # it was given back
+        pass
+
+
 def test_resume_refuses_another_training(recipe, tmp_path):
     folder = tmp_path / "run"
     (folder / "checkpoint-5").mkdir(parents=True)
     (folder / "recipe.yaml").write_text(recipe().to_yaml())
-    with pytest.raises(UserError, match=r"differs from the one .* in adapter, data, train.learning_rate"):
+    with pytest.raises(UserError, match=r"differs from the one .* in adapter.r, data.seed, train.learning_rate:"):
         run_recipe(recipe("adapter.r=8", "data.seed=1", "train.learning_rate=1"), resume=True)
     with pytest.raises(UserError, match=r"no checkpoint to resume from \(checkpoint-5: trainer_state.json is missing"):
         run_recipe(recipe(), resume=True)

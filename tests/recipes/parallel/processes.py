@@ -50,6 +50,7 @@ class Job:
 
     Attributes:
         fault: what is spoiled in it, see `worker.SPOILED`.
+        check: with the costly checks.
     """
 
     recipe: Path
@@ -58,6 +59,7 @@ class Job:
     overrides: list[str] = field(default_factory=list)
     resume: bool = False
     fault: str = ""
+    check: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -66,6 +68,7 @@ class Job:
             "strategy": self.strategy,
             "resume": self.resume,
             "fault": self.fault,
+            "check": self.check,
         }
 
 

@@ -98,7 +98,8 @@ def test_a_mistake_in_the_recipe_is_found_before_anything_is_started(recipe):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--launch", "fsdp", "--processes", "2"], "no such strategy; there are one, ddp, fsdp2, tp, deepspeed"),
+        (["--launch", "fsdp", "--processes", "2"], "no such strategy; did you mean fsdp2? There are"),
+        (["--launch", "ddp", "--processes", "3"], "8 rows a step cannot be shared by 3 processes"),
         (["--launch", "fsdp2", "--processes", "1"], "needs at least two processes"),
         (["--launch", "ddp", "--processes", "100000"], "--processes 100000: this machine has"),
     ],

@@ -5,6 +5,8 @@ import json
 import pytest
 from processes import Job, assert_same_run, run_jobs, stopped_at, write_recipe, write_texts
 
+from anyformer.recipes.flight_checks import PASSED
+
 pytestmark = pytest.mark.slow
 
 STEPS = 4
@@ -18,6 +20,7 @@ OPTIONS = {
     "some layers checkpointed": [*CHECKPOINTED, "train.activation_checkpointing_kwargs={every_n_layers: 2}"],
     "both": [*COMPILED, *CHECKPOINTED],
 }
+CHECKED = ("ddp", "fsdp2", "tp")
 RUNS = [(name, strategy) for name in OPTIONS for strategy in ("ddp", "fsdp2") if (name, strategy) != ("both", "ddp")]
 
 
@@ -33,6 +36,7 @@ def runs(zygote, tmp_path_factory):
     root = tmp_path_factory.mktemp("options")
     recipe = write_recipe(root, write_texts(root / "texts.jsonl"))
     jobs = [job(recipe, root / f"{name} {strategy}", strategy, name) for name, strategy in RUNS]
+    jobs += [Job(recipe, root / f"checked {strategy}", strategy, SHORT, check=True) for strategy in CHECKED]
     assert run_jobs([Job(recipe, root / "one", "one", SHORT)], root, zygote=zygote, processes=1) == [""]
     assert run_jobs(jobs, root, zygote=zygote) == [""] * len(jobs)
     return root
@@ -41,6 +45,13 @@ def runs(zygote, tmp_path_factory):
 @pytest.mark.parametrize(("name", "strategy"), RUNS)
 def test_losses_and_weights_are_those_of_one_process_without(runs, name, strategy):
     assert_same_run(runs / "one", runs / f"{name} {strategy}", steps=STEPS)
+
+
+@pytest.mark.parametrize("strategy", CHECKED)
+def test_the_costly_checks_pass_and_change_nothing(runs, strategy):
+    assert_same_run(runs / "one", runs / f"checked {strategy}", steps=STEPS)
+    checks = json.loads((runs / f"checked {strategy}" / "metrics.json").read_text(encoding="utf-8"))["checks"]
+    assert PASSED in checks.values()
 
 
 def test_a_compiled_and_sharded_run_goes_on_and_answers(runs, zygote, tmp_path):

@@ -33,7 +33,9 @@ def test_what_is_asked_for(launch, environ, expected):
 @pytest.mark.parametrize(
     ("launch", "processes", "environ", "said"),
     [
-        ("fsdp", None, GROUP, "no such strategy; there are one, ddp, fsdp2, tp, deepspeed"),
+        ("fsdp", None, GROUP, "no such strategy; did you mean fsdp2? There are one, ddp, fsdp2, tp, deepspeed"),
+        ("zigzag", None, GROUP, "no such strategy; there are one, ddp, fsdp2, tp, deepspeed"),
+        ("one", 2, {}, "--launch one is one process: leave out --processes 2, or --launch ddp"),
         ("tp", None, GROUP | FSDP, "the launcher is set up for fsdp2"),
         ("ddp", None, GROUP | FSDP, "the launcher is set up for fsdp2"),
         (None, 4, GROUP, "--processes 4, but the launcher started 2"),

@@ -2,8 +2,8 @@
 
     worker.py JOBS RESULTS
 
-JOBS is a JSON list of {recipe, overrides, strategy, resume, fault}; RESULTS gets, by the first process, a list of
-what became of each: "" or the text of the UserError.
+JOBS is a JSON list of {recipe, overrides, strategy, resume, fault, check}; RESULTS gets, by the first process, a list
+of what became of each: "" or the text of the UserError.
 """
 
 import json
@@ -100,7 +100,7 @@ def main() -> None:
         parallel = Parallel(job["strategy"], world, rank) if job["strategy"] != "one" else Parallel()
         try:
             with SPOILED[job.get("fault", "")](rank), begun(parallel):
-                run_recipe(recipe, resume=job.get("resume", False))
+                run_recipe(recipe, resume=job.get("resume", False), check=job.get("check", False))
             results.append("")
         except UserError as error:
             results.append(str(error))
