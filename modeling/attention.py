@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_anyformer import AnyformerConfig
-from .linear import Linear
+from .linear import project
 from .norms import build_norm
 from .positions import Rotation, apply_rotary
 from .registry import ATTENTIONS
@@ -92,7 +92,7 @@ class AttentionBase(nn.Module):
         self.attn_dropout = nn.Dropout(config.attention_dropout)
 
     def _project_out(self, inputs: int) -> None:
-        self.o_proj = Linear(inputs, self.config.hidden_size, bias=self.config.attention_out_bias)
+        self.o_proj = nn.Linear(inputs, self.config.hidden_size, bias=self.config.attention_out_bias)
 
     def attend(
         self,
@@ -124,7 +124,7 @@ class AttentionBase(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        return self.o_proj(output.reshape(*output.shape[:2], -1).contiguous()), weights
+        return project(self.o_proj, output.reshape(*output.shape[:2], -1).contiguous()), weights
 
 
 class AnyformerAttention(AttentionBase):
@@ -157,9 +157,9 @@ class GroupedQueryAttention(AnyformerAttention):
         super().__init__(config, layer_idx, causal, layer_type)
         query_size = config.num_attention_heads * self.head_dim
         key_size = config.num_key_value_heads * self.head_dim
-        self.q_proj = Linear(config.hidden_size, query_size, bias=config.attention_bias)
-        self.k_proj = Linear(config.hidden_size, key_size, bias=config.attention_bias)
-        self.v_proj = Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
         self._project_out(query_size)
         self.q_norm, self.k_norm = (
             self._head_norm(n) for n in (config.num_attention_heads, config.num_key_value_heads)
@@ -192,9 +192,9 @@ class GroupedQueryAttention(AnyformerAttention):
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[batch, length, hidden_size] -> the same; where eager computes them, the weights [batch, heads, q, k]."""
-        query = self._heads(self.q_proj(hidden_states), self.q_norm)  # [batch, heads, length, head_dim]
-        key = self._heads(self.k_proj(hidden_states), self.k_norm)  # [batch, kv_heads, length, head_dim]
-        value = self._heads(self.v_proj(hidden_states))
+        query = self._heads(project(self.q_proj, hidden_states), self.q_norm)  # [batch, heads, length, head_dim]
+        key = self._heads(project(self.k_proj, hidden_states), self.k_norm)  # [batch, kv_heads, length, head_dim]
+        value = self._heads(project(self.v_proj, hidden_states))
         if position_embeddings is not None:
             query = apply_rotary(query, *position_embeddings, self.interleaved)
             key = apply_rotary(key, *position_embeddings, self.interleaved)
@@ -215,9 +215,9 @@ class CrossAttention(AttentionBase):
             self.scaling = config.attention_multiplier or self.head_dim**-0.5
         query_size = config.num_attention_heads * self.head_dim
         key_size = config.num_key_value_heads * self.head_dim
-        self.q_proj = Linear(config.hidden_size, query_size, bias=config.attention_bias)
-        self.k_proj = Linear(config.hidden_size, key_size, bias=config.attention_bias)
-        self.v_proj = Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
         self._project_out(query_size)
 
     def forward(
@@ -233,13 +233,16 @@ class CrossAttention(AttentionBase):
         def heads(projected: torch.Tensor) -> torch.Tensor:
             return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
-        query = heads(self.q_proj(hidden_states))  # [batch, heads, length, head_dim]
+        query = heads(project(self.q_proj, hidden_states))  # [batch, heads, length, head_dim]
         kept = cache if isinstance(cache, EncoderDecoderCache) else None
         if kept is not None and kept.is_updated.get(self.layer_idx):
             layer: Any = kept.cross_attention_cache.layers[self.layer_idx]
             key, value = layer.keys, layer.values
         else:
-            key, value = heads(self.k_proj(encoder_hidden_states)), heads(self.v_proj(encoder_hidden_states))
+            key, value = (
+                heads(project(self.k_proj, encoder_hidden_states)),
+                heads(project(self.v_proj, encoder_hidden_states)),
+            )
             if kept is not None:
                 key, value = kept.cross_attention_cache.update(key, value, self.layer_idx)
                 kept.is_updated[self.layer_idx] = True

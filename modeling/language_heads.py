@@ -13,7 +13,7 @@ from transformers.utils.import_utils import is_tracing
 
 from .configuration_anyformer import AnyformerConfig
 from .head_base import AnyformerHead
-from .linear import Linear, is_plain
+from .linear import is_plain, project
 from .losses import (
     IGNORED,
     Count,
@@ -38,11 +38,11 @@ class LanguageModelHead(AnyformerHead):
     def __init__(self, config: AnyformerConfig, pooled: bool = False) -> None:
         super().__init__(config, pooled)
         self.lm_head_transform = HeadTransform(config) if config.head_transform else None
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
 
     def logits_of(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[..., hidden_size] -> [..., vocab_size]."""
-        return self._scaled(self.lm_head(self._transformed(hidden_states)))
+        return self._scaled(project(self.lm_head, self._transformed(hidden_states)))
 
     def _transformed(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states if self.lm_head_transform is None else self.lm_head_transform(hidden_states)
@@ -114,12 +114,12 @@ class HeadTransform(nn.Module):
 
     def __init__(self, config: AnyformerConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.head_transform_bias)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_transform_bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.norm = build_norm(config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.act_fn(self.dense(hidden_states)))
+        return self.norm(self.act_fn(project(self.dense, hidden_states)))
 
 
 class AnyformerForMaskedLM(LanguageModelHead):
@@ -173,7 +173,7 @@ class AnyformerForPreTraining(LanguageModelHead):
         if not config.pooler:
             raise ValueError("AnyformerForPreTraining reads the pooler: set pooler=True in the config")
         super().__init__(config, pooled=True)
-        self.nsp_head = Linear(config.hidden_size, 2)
+        self.nsp_head = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
     @can_return_tuple

@@ -1,6 +1,9 @@
-"""Linear layers, on processors that multiply 16-bit numbers slower than 32-bit ones as well."""
+"""Products with the weights of linear layers, also where a processor multiplies 16-bit numbers slower than 32-bit ones.
 
-import platform
+The layers are torch's own: quantisers, adapters and tensor parallelism look for exactly these.
+"""
+
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,38 +15,38 @@ FEW_ROWS = 256
 
 
 def _multiplies_16_bits_slowly() -> bool:
-    """Whether this is an x86 processor without matrix units (AMX)."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return False
-    return not torch.cpu.get_capabilities().get("amx_bf16", False)
+    """Whether this is an x86 processor without matrix units (AMX); AMD's with AVX-512 for bf16 were not measured."""
+    cpus = Path("/proc/cpuinfo")
+    found = cpus.read_text(encoding="utf-8", errors="replace") if cpus.is_file() else ""
+    if "GenuineIntel" in found:
+        return "amx_bf16" not in found
+    return "AuthenticAMD" in found and "avx512_bf16" not in found
 
 
 SLOW_IN_16_BITS = _multiplies_16_bits_slowly()
 
 
-def better_in_fp32(states: torch.Tensor, weight: torch.Tensor) -> bool:
+def better_in_fp32(states: torch.Tensor, weight: Any) -> bool:
     """Whether a product of states [..., inputs] and a weight, both in 16 bits, is faster in fp32, conversions included.
 
     The result is at least as exact: a 16-bit product adds up in fp32 too, and both are rounded once, at the end.
     """
-    if not (SLOW_IN_16_BITS and states.device.type == "cpu" and states.dtype == weight.dtype):
+    if not (SLOW_IN_16_BITS and states.device.type == "cpu" and states.dtype in (torch.bfloat16, torch.float16)):
         return False
     plain = type(weight) in (nn.Parameter, torch.Tensor)  # neither quantised nor distributed
-    return plain and weight.dtype in (torch.bfloat16, torch.float16) and states.shape[:-1].numel() >= FEW_ROWS
+    return plain and weight.dtype == states.dtype and states.shape[:-1].numel() >= FEW_ROWS
 
 
-class Linear(nn.Linear):
-    """torch's layer; its 16-bit weights are multiplied in fp32 where that is faster.
+def project(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """What a linear layer, or whatever has taken its place, makes of states: [..., inputs] -> [..., outputs].
 
-    Weights, inputs, outputs and what is kept for backward stay in 16 bits; an fp32 copy of one layer's weight exists
-    while it is used.
+    Weights, inputs, outputs and what is kept for backward stay in 16 bits; fp32 copies of what one layer multiplies
+    exist while it does.
     """
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] -> [..., out_features]."""
-        if not torch.is_autocast_enabled(input.device.type) and better_in_fp32(input, self.weight):
-            return _InFp32.apply(input, self.weight, self.bias)
-        return super().forward(input)
+    weight = getattr(layer, "weight", None)
+    if better_in_fp32(states, weight) and is_plain(layer) and not torch.is_autocast_enabled(states.device.type):
+        return _InFp32.apply(states, weight, layer.bias)
+    return layer(states)
 
 
 class _InFp32(torch.autograd.Function):
@@ -79,6 +82,6 @@ def is_plain(layer: nn.Module) -> bool:
     for module in (layer, inner):
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             return False
-    if type(inner) not in (Linear, nn.Linear) or "forward" in vars(inner):
+    if type(inner) is not nn.Linear or "forward" in vars(inner):
         return False
     return type(layer.weight) in (nn.Parameter, torch.Tensor)

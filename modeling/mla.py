@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache
 
 from .attention import AnyformerAttention, softmax_of_scores
 from .configuration_anyformer import AnyformerConfig
-from .linear import Linear, is_plain
+from .linear import is_plain, project
 from .norms import build_norm
 from .paged import is_paged
 from .positions import Rotation, apply_rotary
@@ -42,14 +42,14 @@ class LatentAttention(AnyformerAttention):
         )
         hidden, key_dim = config.hidden_size, config.qk_head_dim
         if config.q_lora_rank is None:
-            self.q_proj = Linear(hidden, self.heads * key_dim, bias=False)
+            self.q_proj = nn.Linear(hidden, self.heads * key_dim, bias=False)
         else:
-            self.q_a_proj = Linear(hidden, config.q_lora_rank, bias=config.attention_bias)
+            self.q_a_proj = nn.Linear(hidden, config.q_lora_rank, bias=config.attention_bias)
             self.q_a_layernorm = build_norm(config, config.q_lora_rank, LATENT_EPS)
-            self.q_b_proj = Linear(config.q_lora_rank, self.heads * key_dim, bias=False)
-        self.kv_a_proj_with_mqa = Linear(hidden, self.rank + self.rope_dim, bias=config.attention_bias)
+            self.q_b_proj = nn.Linear(config.q_lora_rank, self.heads * key_dim, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(hidden, self.rank + self.rope_dim, bias=config.attention_bias)
         self.kv_a_layernorm = build_norm(config, self.rank, LATENT_EPS)
-        self.kv_b_proj = Linear(self.rank, self.heads * (self.nope_dim + self.value_dim), bias=False)
+        self.kv_b_proj = nn.Linear(self.rank, self.heads * (self.nope_dim + self.value_dim), bias=False)
         self._project_out(self.heads * self.value_dim)
 
     def forward(
@@ -62,12 +62,12 @@ class LatentAttention(AnyformerAttention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[batch, length, hidden_size] -> the same; where they are computed here, the weights [batch, heads, q, k]."""
         if self.config.q_lora_rank is None:
-            query = self.q_proj(hidden_states)
+            query = project(self.q_proj, hidden_states)
         else:
-            query = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
+            query = project(self.q_b_proj, self.q_a_layernorm(project(self.q_a_proj, hidden_states)))
         query = query.unflatten(-1, (-1, self.nope_dim + self.rope_dim)).transpose(1, 2)
         nope, rope = query.split((self.nope_dim, self.rope_dim), dim=-1)  # [batch, heads, length, ...]
-        latent, rope_key = self.kv_a_proj_with_mqa(hidden_states).split((self.rank, self.rope_dim), dim=-1)
+        latent, rope_key = project(self.kv_a_proj_with_mqa, hidden_states).split((self.rank, self.rope_dim), dim=-1)
         latent = self.kv_a_layernorm(latent).unsqueeze(1)  # [batch, 1, length, kv_lora_rank]
         rope_key = rope_key.unsqueeze(1)  # [batch, 1, length, qk_rope_head_dim]
         if position_embeddings is not None:
@@ -103,7 +103,11 @@ class LatentAttention(AnyformerAttention):
     def _expanded(
         self, nope: torch.Tensor, rope: torch.Tensor, latent: torch.Tensor, rope_key: torch.Tensor, mask: Any, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        pair = self.kv_b_proj(latent.squeeze(1)).unflatten(-1, (-1, self.nope_dim + self.value_dim)).transpose(1, 2)
+        pair = (
+            project(self.kv_b_proj, latent.squeeze(1))
+            .unflatten(-1, (-1, self.nope_dim + self.value_dim))
+            .transpose(1, 2)
+        )
         key, value = pair.split((self.nope_dim, self.value_dim), dim=-1)  # [batch, heads, context, ...]
         key = torch.cat((key, rope_key.expand(-1, key.shape[1], -1, -1)), dim=-1)
         return self.attend(torch.cat((nope, rope), dim=-1), key, value, mask, **kwargs)
@@ -143,7 +147,7 @@ class LatentAttention(AnyformerAttention):
         weights = self.attn_dropout(weights.to(query.dtype))
         seen = torch.matmul(weights.flatten(1, 2), latent.squeeze(1)).view_as(query)
         output = torch.einsum("bhqr,hvr->bqhv", seen, up_value)
-        return self.o_proj(output.flatten(2)), weights
+        return project(self.o_proj, output.flatten(2)), weights
 
 
 def _yarn_factor(config: AnyformerConfig, layer: int) -> float:

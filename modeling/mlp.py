@@ -7,7 +7,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from .configuration_anyformer import AnyformerConfig
-from .linear import Linear
+from .linear import project
 from .registry import MLPS
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -29,9 +29,9 @@ class FeedForward(nn.Module):
         super().__init__()
         size = size or config.intermediate_size
         if self.has_gate:
-            self.gate_proj = Linear(config.hidden_size, size, bias=config.mlp_bias)
-        self.up_proj = Linear(config.hidden_size, size, bias=config.mlp_bias)
-        self.down_proj = Linear(size, config.hidden_size, bias=config.mlp_bias)
+            self.gate_proj = nn.Linear(config.hidden_size, size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(size, config.hidden_size, bias=config.mlp_bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.act_dropout = nn.Dropout(config.activation_dropout)
         self.limit = config.swiglu_limit
@@ -42,7 +42,7 @@ class DenseMLP(FeedForward):
     """down(act(up(x))): the feed-forward network of Vaswani et al. 2017 (arXiv:1706.03762, eq. 2)."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_dropout(self.act_fn(self.up_proj(hidden_states))))
+        return project(self.down_proj, self.act_dropout(self.act_fn(project(self.up_proj, hidden_states))))
 
 
 @MLPS.register("gated")
@@ -57,8 +57,10 @@ class GatedMLP(FeedForward):
         return act_fn(gate) * up
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        inner = self.combine(self.gate_proj(hidden_states), self.up_proj(hidden_states), self.act_fn, self.limit)
-        return self.down_proj(self.act_dropout(inner))
+        inner = self.combine(
+            project(self.gate_proj, hidden_states), project(self.up_proj, hidden_states), self.act_fn, self.limit
+        )
+        return project(self.down_proj, self.act_dropout(inner))
 
 
 @MLPS.register("clamped")

@@ -20,7 +20,7 @@ from .cache_layers import held_by
 from .configuration_anyformer import AnyformerConfig
 from .counting import part_of
 from .layers import AnyformerLayer
-from .linear import Linear
+from .linear import project
 from .masks import (
     attention_masks,
     check_width,
@@ -511,11 +511,11 @@ class Pooler(nn.Module):
 
     def __init__(self, config: AnyformerConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
         """[batch, length, hidden_size] -> [batch, hidden_size]."""
-        return torch.tanh(self.dense(pool(hidden_states, attention_mask, "first")))
+        return torch.tanh(project(self.dense, pool(hidden_states, attention_mask, "first")))
 
 
 def pool(hidden_states: torch.Tensor, attention_mask: Any, which: str) -> torch.Tensor:

@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.integrations import use_experts_implementation
 
 from .configuration_anyformer import AnyformerConfig
-from .linear import Linear
+from .linear import project
 from .registry import MLPS, ROUTERS
 
 
@@ -188,7 +188,7 @@ class SparseMLP(nn.Module):
         if config.shared_expert_intermediate_size:
             self.shared_expert = MLPS[config.mlp](config, config.shared_expert_intermediate_size)
             if config.shared_expert_gate:
-                self.shared_expert_gate = Linear(config.hidden_size, 1, bias=False)
+                self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False)
 
     def forward(self, hidden_states: torch.Tensor, token_mask: Any = None) -> torch.Tensor:
         """[batch, length, hidden_size] -> the same; `token_mask` [batch, length]: true for real tokens."""
@@ -199,5 +199,5 @@ class SparseMLP(nn.Module):
             return output
         shared = self.shared_expert(hidden_states)
         if self.shared_expert_gate is not None:
-            shared = torch.sigmoid(self.shared_expert_gate(hidden_states)) * shared
+            shared = torch.sigmoid(project(self.shared_expert_gate, hidden_states)) * shared
         return output + shared

@@ -129,6 +129,5 @@ def _try_reports(arguments: "TrainingArguments") -> None:
 
 
 def _cpu_has_amx() -> bool:
-    import torch
-
-    return torch.cpu.get_capabilities().get("amx_bf16", False)
+    flags = Path("/proc/cpuinfo")
+    return flags.is_file() and "amx_bf16" in flags.read_text(encoding="utf-8", errors="replace")

@@ -4,10 +4,20 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import UserError
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# Read while nothing else runs: asking for it changes it for a moment.
+_UMASK = _umask()
 
 
 @contextmanager
@@ -36,7 +46,7 @@ def new_folder(target: Path, *, overwrite: bool, replaceable: Callable[[Path], b
         raise UserError(f"{target} cannot be written: {error.strerror or error}") from error
     try:
         yield folder
-        folder.chmod(0o777 & ~_umask())  # temporary folders are private, the result is like any other
+        folder.chmod(0o777 & ~_UMASK)  # temporary folders are private, the result is like any other
         flush(folder)
         _take_name(folder, target)
     except OSError as error:
@@ -53,19 +63,26 @@ def leftovers(target: Path) -> list[Path]:
 def share(paths: Iterable[Path]) -> None:
     """Give files that are their owner's alone, as safetensors and temporary ones are, the permissions of any other."""
     for path in paths:
-        if path.is_file() and path.stat().st_mode & 0o777 == 0o600:
-            path.chmod(0o666 & ~_umask())
+        with suppress(OSError):  # of a file system that gives all files the same ones
+            if path.is_file() and path.stat().st_mode & 0o777 == 0o600:
+                path.chmod(0o666 & ~_UMASK)
 
 
-def flush(folder: Path) -> None:
-    """Have every file and folder below on the disk, as readable as any other."""
-    share(folder.rglob("*"))
-    for path in [*folder.rglob("*"), folder]:
-        number = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
+def flush(*places: Path) -> None:
+    """Have files, and folders with all below, on the disk, as readable as any other."""
+    paths = [path for place in places for path in [*place.rglob("*"), place] if path.exists()]
+    share(paths)
+    for path in paths:
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _take_name(folder: Path, target: Path) -> None:
@@ -82,14 +99,4 @@ def _take_name(folder: Path, target: Path) -> None:
         raise
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
-    number = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    sync(target.parent)

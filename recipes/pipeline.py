@@ -4,7 +4,7 @@ import gc
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,8 +59,14 @@ def run_pipeline(
         if work[stage.name] != "skip":
             with _naming(stage):
                 check_repository(stage.recipe)
-    if overwrite:
-        _clear(pipeline)
+    with RunFolder(pipeline.folder).held():
+        if overwrite:
+            _clear(pipeline)
+        _run_all(pipeline, work, record, console, check=check)
+    return pipeline.folder
+
+
+def _run_all(pipeline: Pipeline, work: Mapping[str, Work], record: Record, console: "Console", *, check: bool) -> None:
     for number, stage in enumerate(pipeline.stages, 1):
         console.rule(f"stage {number} of {len(pipeline.stages)}: {stage.name}")
         if work[stage.name] == "skip":
@@ -68,7 +74,6 @@ def run_pipeline(
         else:
             _run(pipeline, stage, work[stage.name], record, check=check)
     _report(pipeline, record, console)
-    return pipeline.folder
 
 
 def _run(pipeline: Pipeline, stage: Stage, work: Work, record: Record, *, check: bool) -> None:
@@ -294,10 +299,14 @@ def check_held_out(pipeline: Pipeline, prepared: Mapping[str, Prepared]) -> list
 def _clear(pipeline: Pipeline) -> None:
     """Remove all runs at once: a later stage's old run must not outlive the earlier one that it was made from."""
     try:
-        for name in (RECORD, REPORT, CURVES):
-            (pipeline.folder / name).unlink(missing_ok=True)
-        for stage in reversed(pipeline.stages):
-            RunFolder(stage.folder).clear()
+        runs = [RunFolder(stage.folder) for stage in reversed(pipeline.stages)]
+        with ExitStack() as stack:
+            for run in runs:
+                stack.enter_context(run.held())
+            for name in (RECORD, REPORT, CURVES):
+                (pipeline.folder / name).unlink(missing_ok=True)
+            for run in runs:
+                run.clear()
     except OSError as error:
         raise UserError(f"{pipeline.folder} cannot be replaced: {error.strerror}") from error
 

@@ -129,6 +129,8 @@ def quantize(model: Any, quantization: "Quantization") -> Any:
         )
     except (ValueError, RuntimeError, ImportError) as error:
         raise UserError(f"model.quantization: {error}") from error
+    if not any(type(module).__module__.startswith("bitsandbytes") for module in quantized.modules()):
+        raise UserError("model.quantization: no module of this model was quantised, so it would train as it is")
     quantized.name_or_path = quantized.config.name_or_path = model.name_or_path
     if model.can_generate():
         quantized.generation_config = copy.deepcopy(model.generation_config)

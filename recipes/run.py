@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .adapters.bases import check_base_can_be_named, check_published_base, keeps_adapter, other_base, published_base
 from .adapters.saved import SOFT_PROMPTS
 from .arguments import rows_a_step
-from .atomic import share
 from .console import make_console, show_next, show_plan, show_result
 from .disk import write_fault
 from .errors import UserError
@@ -135,6 +134,7 @@ class _Run:
         )
         metrics = self.open_again(metrics, sharded)
         self.report(metrics)
+        self.folder.settle()
         self.folder.update_metrics(finished=True)
         if not current().main:
             return
@@ -378,7 +378,6 @@ class _Run:
                 model.save_pretrained(folder)
             if current().main:
                 self.tokenizer.save_pretrained(folder)
-                share(folder.glob("*.safetensors"))
         except (OSError, RuntimeError, SafetensorError) as error:
             if not (reason := write_fault(error)):
                 raise

@@ -11,10 +11,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from .atomic import flush, sync
 from .disk import cache_root
 from .errors import UserError
 from .training.manifest import missing_part
-from .training.unfinished import SAVING, checkpoint_folders, recover
+from .training.unfinished import SAVING, checkpoint_folders, recover, step_of
 
 RECIPE, METRICS = "recipe.yaml", "metrics.json"
 FIGURES = "metrics.csv"
@@ -91,16 +92,17 @@ class RunFolder:
             UserError: one writes it.
         """
         name = hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:32]
-        lock = FileLock(cache_root() / "running" / f"{name}.lock")
         try:
-            Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+            place = cache_root() / "running"
+            place.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(place / f"{name}.lock")
             lock.acquire(timeout=_PATIENCE)
         except Timeout as error:
             raise UserError(
                 f"{self.path} is being written by another run: stop that one, wait for it, or choose another "
                 "train.output_dir"
             ) from error
-        except OSError:  # without a place for locks there are none
+        except (OSError, RuntimeError, NotImplementedError):  # without a home, or on a file system without locks
             yield
             return
         try:
@@ -240,6 +242,12 @@ class RunFolder:
             choices = f"--resume to go on from {self.checkpoints[-1].name}, {choices}"
         state = "a finished" if self.finished else "an unfinished"
         raise UserError(f"{self.path} holds {state} run: give {choices}")
+
+    def settle(self) -> None:
+        """Have the result on the disk, before anything says that it is there."""
+        if self.writes:
+            flush(*(path for path in self.path.iterdir() if step_of(path) < 0 and path.name != SAVING))
+            sync(self.path)
 
     def update_metrics(self, **values: Any) -> dict[str, Any]:
         """Add to metrics.json and return all of it."""

@@ -52,7 +52,8 @@ def _write_tensors(path: Path, names: Sequence[str], held: dict[str, Any]) -> No
     """A file of safetensors, as `safetensors.torch.save_file` would write it if it had all tensors at once.
 
     The format (https://github.com/huggingface/safetensors#format): the length of the header, the header in JSON with
-    dtype, shape and place of each tensor, then their bytes. Larger dtypes come first, so that all lie aligned.
+    dtype, shape and place of each tensor, then their bytes, on machines that have the lowest first. Larger dtypes come
+    first, so that all lie aligned.
     """
     order = sorted(names, key=lambda name: (-held[name].element_size(), name))
     main = current().main

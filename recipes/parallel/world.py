@@ -47,7 +47,7 @@ def begun(parallel: Parallel) -> Iterator[Parallel]:
         if parallel.processes == 1 or not _other_is_gone(error):
             raise
         time.sleep(_AFTER_THE_FIRST)  # meanwhile the launcher sees which one it was, tells it and ends this one
-        raise UserError("another process of this run has ended, or cannot be reached any more") from error
+        raise UserError(f"another process of this run has ended, or cannot be reached any more ({error})") from error
     finally:
         _current = before
         os.environ.clear()
@@ -57,9 +57,10 @@ def begun(parallel: Parallel) -> Iterator[Parallel]:
 def _other_is_gone(error: RuntimeError) -> bool:
     import torch
 
-    text = str(error)
-    gloo = "gloo" in text and any(said in text for said in ("by peer", "Broken pipe", "Timed out"))
-    return gloo or isinstance(error, torch.distributed.DistError)
+    # Of gloo, of NCCL and of the store; a fault of this process's own says something else.
+    said = ("by peer", "Broken pipe", "remote process exited", "was likely closed", "Timed out", "timed out")
+    of_a_group = "gloo" in str(error) or isinstance(error, torch.distributed.DistError)
+    return of_a_group and any(text in str(error) for text in said)
 
 
 def _join(parallel: Parallel) -> None:

@@ -72,7 +72,8 @@ def shares_work(engine: Any, processes: int) -> bool:
     if engine.dp_world_size != processes:
         return False
     trained = [p for p in engine.module.parameters() if p.requires_grad]
-    return engine.zero_optimization_stage() < 3 or all(is_split(p) for p in trained)
+    stage = engine.zero_optimization_stage()
+    return stage > 0 and (stage < 3 or all(is_split(p) for p in trained))
 
 
 def is_split(parameter: Any) -> bool:
@@ -139,5 +140,7 @@ def load_whole(model: Any, checkpoint: Path) -> None:
     saved = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in saved:  # frozen ones of an adapter's base are not saved
+            if name in saved:
                 parameter.copy_(saved[name])
+            elif parameter.requires_grad:  # frozen ones of an adapter's base are not saved
+                raise UserError(f"{checkpoint} holds no {name}: it is of another model")

@@ -1,10 +1,9 @@
 """Checkpoints on their way: written in a hidden folder of the run's, named once they are whole."""
 
-import os
 import shutil
 from pathlib import Path
 
-from ..atomic import flush
+from ..atomic import flush, sync
 from .manifest import MANIFEST, missing_part, write_manifest
 
 # Beside the checkpoints, so that a rename moves nothing between file systems.
@@ -47,7 +46,7 @@ def finish(run: Path, name: str) -> None:
         if before.exists():
             before.rename(target)  # what is left under `.saving` is removed
         raise
-    _flush_entries(run)
+    sync(run)
     discard(run)
 
 
@@ -62,7 +61,7 @@ def recover(run: Path) -> None:
         target = run / folder.name
         if (folder / MANIFEST).is_file() and not target.exists() and not missing_part(folder, checksums=True):
             folder.rename(target)
-            _flush_entries(run)
+            sync(run)
     discard(run)
 
 
@@ -86,11 +85,3 @@ def remove_oldest(run: Path, keep: int | None, *, newest: int, best: str | None)
         (run / SAVING).mkdir(exist_ok=True)
         folder.rename(run / SAVING / f"old-{folder.name}")
     discard(run)
-
-
-def _flush_entries(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -7,7 +7,7 @@ from torch import nn
 
 from anyformer import AnyformerConfig, AnyformerForCausalLM, to_hf
 from anyformer.modeling import linear
-from anyformer.modeling.linear import FEW_ROWS, Linear, better_in_fp32, is_plain
+from anyformer.modeling.linear import FEW_ROWS, better_in_fp32, is_plain, project
 
 ROWS = FEW_ROWS + 5
 
@@ -19,19 +19,17 @@ def slow_in_16_bits(monkeypatch):
 
 
 def layers(bias, dtype=torch.bfloat16):
-    """Ours, torch's with the same weights, and torch's in fp64."""
+    """A layer, and the same in fp64."""
     torch.manual_seed(0)
-    ours = Linear(48, 32, bias=bias).to(dtype)
-    theirs, exact = nn.Linear(48, 32, bias=bias).to(dtype), nn.Linear(48, 32, bias=bias).double()
-    for other in (theirs, exact):
-        other.load_state_dict(ours.state_dict())
-    return ours, theirs, exact
+    layer, exact = nn.Linear(48, 32, bias=bias).to(dtype), nn.Linear(48, 32, bias=bias).double()
+    exact.load_state_dict(layer.state_dict())
+    return layer, exact
 
 
-def passed(layer, states, slope):
+def passed(call, layer, states, slope):
     """Output and all gradients for states of the layer's type."""
     states = states.detach().to(layer.weight.dtype, copy=True).requires_grad_()
-    output = layer(states)
+    output = call(layer, states)
     output.backward(slope.to(output.dtype))
     return [output, states.grad, *(parameter.grad for parameter in layer.parameters())]
 
@@ -39,11 +37,13 @@ def passed(layer, states, slope):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
 def test_everything_is_the_exact_value_rounded_once(bias, dtype):
-    ours, _, exact = layers(bias, dtype)
+    layer, exact = layers(bias, dtype)
     states, slope = torch.randn(3, ROWS, 48).to(dtype), torch.randn(3, ROWS, 32).to(dtype)
-    assert better_in_fp32(states, ours.weight)
+    assert better_in_fp32(states, layer.weight)
     half_a_unit = torch.finfo(dtype).eps / 2
-    for got, right in zip(*(passed(layer, states, slope) for layer in (ours, exact)), strict=True):
+    for got, right in zip(
+        passed(project, layer, states, slope), passed(nn.Linear.__call__, exact, states, slope), strict=True
+    ):
         assert got.dtype == dtype and got.shape == right.shape
         # Beside the rounding, what sums of fp32 are off by.
         torch.testing.assert_close(got.double(), right, rtol=1.001 * half_a_unit, atol=1e-4)
@@ -51,14 +51,15 @@ def test_everything_is_the_exact_value_rounded_once(bias, dtype):
 
 @pytest.mark.parametrize("frozen", ["weight", "bias", "states"])
 def test_what_is_frozen_gets_no_gradient(frozen):
-    ours, theirs, _ = layers(True)
+    layer, _ = layers(True)
     states, slope = torch.randn(ROWS, 48).bfloat16(), torch.randn(ROWS, 32).bfloat16()
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(name != frozen)
     found = []
-    for layer in (ours, theirs):
+    for call in (project, nn.Linear.__call__):
+        layer.zero_grad()
         given = states.clone().requires_grad_(frozen != "states")
-        for name, parameter in layer.named_parameters():
-            parameter.requires_grad_(name != frozen)
-        layer(given).backward(slope)
+        call(layer, given).backward(slope)
         found.append([given.grad, layer.weight.grad, layer.bias.grad])
     for got, expected in zip(*found, strict=True):
         assert (got is None) == (expected is None)
@@ -67,23 +68,23 @@ def test_what_is_frozen_gets_no_gradient(frozen):
 
 
 def test_what_is_kept_for_backward_has_16_bits():
-    ours, _, _ = layers(False)
+    layer, _ = layers(False)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.dtype) or tensor, lambda t: t):
-        ours(torch.randn(ROWS, 48).bfloat16().requires_grad_())
+        project(layer, torch.randn(ROWS, 48).bfloat16().requires_grad_())
     assert kept == [torch.bfloat16, torch.bfloat16]
 
 
 def test_a_second_derivative():
     """As torch's layer has, for penalties on gradients."""
-    ours, theirs, _ = layers(False)
-    states = torch.randn(ROWS, 48).bfloat16()
-    found = []
-    for layer in (ours, theirs):
+    layer, _ = layers(False)
+    states, found = torch.randn(ROWS, 48).bfloat16(), []
+    for call in (project, nn.Linear.__call__):
+        layer.zero_grad()
         given = states.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(layer(given).float().pow(2).sum(), given, create_graph=True)
+        (slope,) = torch.autograd.grad(call(layer, given).float().pow(2).sum(), given, create_graph=True)
         slope.float().pow(2).sum().backward()
-        found.append(layer.weight.grad)
+        found.append(layer.weight.grad.clone())
     torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2 * float(found[1].abs().max()))
 
 
@@ -110,24 +111,43 @@ def test_where_torchs_own_product_is_taken(monkeypatch, other):
     assert not better_in_fp32(states, weight)
 
 
-def test_autocast_keeps_its_type():
-    ours, theirs, _ = layers(True, torch.float32)
-    states = torch.randn(ROWS, 48)
+def test_autocast_keeps_its_type(monkeypatch):
+    monkeypatch.setattr(linear._InFp32, "apply", None)
+    layer, _ = layers(True)
+    states = torch.randn(ROWS, 48).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(ours(states), theirs(states)) and ours(states.bfloat16()).dtype == torch.bfloat16
+        assert torch.equal(project(layer, states), layer(states))
 
 
-def test_plain_layers_are_told_from_others():
-    ours, theirs, _ = layers(True)
-    assert is_plain(ours) and is_plain(theirs)
-    ours.register_forward_hook(lambda module, inputs, output: output)
-    theirs.forward = theirs.forward
-    assert not is_plain(ours) and not is_plain(theirs)
+def test_what_is_more_than_its_weight_is_called(monkeypatch):
+    monkeypatch.setattr(linear._InFp32, "apply", None)
+    layer, _ = layers(True)
+    assert is_plain(layer)
+    seen = []
+    handle = layer.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    project(layer, torch.randn(ROWS, 48).bfloat16())
+    assert seen and not is_plain(layer)
+    handle.remove()
+    layer.forward = lambda states: "its own"
+    assert project(layer, torch.randn(ROWS, 48).bfloat16()) == "its own" and not is_plain(layer)
+    assert project(nn.Identity(), torch.ones(ROWS, 2).bfloat16()).shape == (ROWS, 2)
 
-    class Adapted(Linear):
-        pass
 
-    assert not is_plain(Adapted(2, 2))
+def test_a_compiled_block_is_one_graph():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    config = AnyformerConfig(
+        vocab_size=11, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
+    )
+    block = AnyformerForCausalLM(config).to(torch.bfloat16).model.layers[0].mlp
+    states = torch.randn(1, ROWS, 32).bfloat16()
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    found = []
+    for call in (block, compiled):
+        given = states.clone().requires_grad_()
+        call(given).float().sum().backward()
+        found.append(given.grad)
+    torch.testing.assert_close(*found)
 
 
 @pytest.fixture(scope="module")

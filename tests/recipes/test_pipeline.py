@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.pipeline import run_pipeline
 from anyformer.recipes.progress import TrainingProgress
+from anyformer.recipes.run_folder import RunFolder
 from anyformer.recipes.stages import load_pipeline
 
 REWARD = """
@@ -352,6 +353,15 @@ def test_overwrite_replaces_all_stages_at_once(pipeline, halted):
     assert not (folder / "more").exists() and not (folder / "policy").exists() and not (folder / "report.md").exists()
     run_pipeline(pipeline(*fast), resume=True)
     assert (folder / "report.md").is_file()
+
+
+@pytest.mark.parametrize("held", ["", "more"])
+def test_what_another_run_writes_is_left_alone(pipeline, monkeypatch, held):
+    folder = run_pipeline(pipeline("train.max_steps=1"))
+    monkeypatch.setattr("anyformer.recipes.run_folder._PATIENCE", 0.1)
+    with RunFolder(folder / held).held(), pytest.raises(UserError, match="is being written by another run"):
+        run_pipeline(pipeline("train.max_steps=1"), overwrite=True)
+    assert all((folder / stage / "model.safetensors").is_file() for stage in ("sft", "more"))
 
 
 def test_what_belongs_to_others_is_not_touched(pipeline, rows):

@@ -173,6 +173,15 @@ def test_nothing_already_written_is_lost(recipe, tmp_path):
     assert (foreign / "thesis.txt").read_text() == "precious"
 
 
+def test_what_a_run_leaves_is_as_readable_as_any_other_file(recipe, tmp_path):
+    folder = run_recipe(recipe("train.max_steps=2", "train.save_steps=2", "eval.samples=0"))
+    (tmp_path / "other").touch()
+    usual = (tmp_path / "other").stat().st_mode
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files if path.suffix == ".safetensors"} >= {"run", "adapter", "checkpoint-2"}
+    assert [path for path in files if path.stat().st_mode != usual] == []
+
+
 @pytest.mark.parametrize("option", ["overwrite", "resume"])
 def test_a_folder_that_another_run_writes_is_left_alone(recipe, tmp_path, monkeypatch, option):
     monkeypatch.setattr("anyformer.recipes.run_folder._PATIENCE", 0.1)
