@@ -8,6 +8,7 @@ import pytest
 from transformers import TrainerCallback
 from tuning import assert_equal_weights
 
+from anyformer.recipes.atomic import sync
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.run import run_recipe
 from anyformer.recipes.run_folder import METRICS, RunFolder
@@ -45,6 +46,33 @@ def forget_end(run: Path) -> None:
 
 
 # One checkpoint
+
+
+def test_every_file_is_on_the_disk_before_a_checkpoint_has_its_name(tmp_path, monkeypatch):
+    target, synced = tmp_path / "checkpoint-3", []
+
+    def note(path):
+        synced.append((path.name, target.exists()))
+
+    monkeypatch.setattr("anyformer.recipes.atomic.sync", note)
+    monkeypatch.setattr("anyformer.recipes.training.unfinished.sync", note)
+    written(tmp_path, 3)
+    before = {name for name, named in synced if not named}
+    assert before >= {*PARTS, MANIFEST, "checkpoint-3"}
+    assert synced[-1] == (tmp_path.name, True)  # and then the name itself
+
+
+def test_a_file_is_synced_and_closed(tmp_path, monkeypatch):
+    seen = []
+
+    def note(number):
+        seen.append(Path(f"/proc/self/fd/{number}").readlink())
+
+    monkeypatch.setattr("anyformer.recipes.atomic.os.fsync", note)
+    (tmp_path / "a").touch()
+    sync(tmp_path / "a")
+    sync(tmp_path)
+    assert seen == [tmp_path / "a", tmp_path]
 
 
 def test_one_bit_that_flips_is_found(recipe, capsys):
