@@ -97,6 +97,9 @@ def main() -> None:
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     for job in jobs:
         recipe = load_recipe(job["recipe"], job["overrides"])
+        if job["strategy"] == "one" and world > 1:  # processes that know nothing of each other cannot share a folder
+            folder = f"train.output_dir={recipe.train['output_dir']}-{rank}"
+            recipe = load_recipe(job["recipe"], [*job["overrides"], folder])
         parallel = Parallel(job["strategy"], world, rank) if job["strategy"] != "one" else Parallel()
         try:
             with SPOILED[job.get("fault", "")](rank), begun(parallel):
