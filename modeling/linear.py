@@ -12,6 +12,7 @@ from torch import nn
 # Fewer rows, as while a token is generated, are bound by reading the weights, which are half as long in 16 bits. With
 # so many fp32 is faster for weights from 576 x 576 to 2,048 x 8,192.
 FEW_ROWS = 256
+NARROW = (torch.bfloat16, torch.float16)
 
 
 def _multiplies_16_bits_slowly() -> bool:
@@ -31,7 +32,7 @@ def better_in_fp32(states: torch.Tensor, weight: Any) -> bool:
 
     The result is at least as exact: a 16-bit product adds up in fp32 too, and both are rounded once, at the end.
     """
-    if not (SLOW_IN_16_BITS and states.device.type == "cpu" and states.dtype in (torch.bfloat16, torch.float16)):
+    if not (SLOW_IN_16_BITS and states.device.type == "cpu" and states.dtype in NARROW):
         return False
     plain = type(weight) in (nn.Parameter, torch.Tensor)  # neither quantised nor distributed
     return plain and weight.dtype == states.dtype and states.shape[:-1].numel() >= FEW_ROWS
@@ -43,10 +44,15 @@ def project(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     Weights, inputs, outputs and what is kept for backward stay in 16 bits; fp32 copies of what one layer multiplies
     exist while it does.
     """
-    weight = getattr(layer, "weight", None)
-    if better_in_fp32(states, weight) and is_plain(layer) and not torch.is_autocast_enabled(states.device.type):
-        return _InFp32.apply(states, weight, layer.bias)
+    # In this order: where it does not apply, a token costs no more than the question.
+    if SLOW_IN_16_BITS and states.dtype in NARROW and _wants_fp32(layer, states):
+        return _InFp32.apply(states, layer.weight, layer.bias)
     return layer(states)
+
+
+def _wants_fp32(layer: nn.Module, states: torch.Tensor) -> bool:
+    weight = getattr(layer, "weight", None)
+    return better_in_fp32(states, weight) and is_plain(layer) and not torch.is_autocast_enabled(states.device.type)
 
 
 class _InFp32(torch.autograd.Function):

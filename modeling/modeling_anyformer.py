@@ -20,7 +20,6 @@ from .cache_layers import held_by
 from .configuration_anyformer import AnyformerConfig
 from .counting import part_of
 from .layers import AnyformerLayer
-from .linear import project
 from .masks import (
     attention_masks,
     check_width,
@@ -515,7 +514,7 @@ class Pooler(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
         """[batch, length, hidden_size] -> [batch, hidden_size]."""
-        return torch.tanh(project(self.dense, pool(hidden_states, attention_mask, "first")))
+        return torch.tanh(self.dense(pool(hidden_states, attention_mask, "first")))
 
 
 def pool(hidden_states: torch.Tensor, attention_mask: Any, which: str) -> torch.Tensor:

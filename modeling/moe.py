@@ -9,7 +9,6 @@ from transformers.activations import ACT2FN
 from transformers.integrations import use_experts_implementation
 
 from .configuration_anyformer import AnyformerConfig
-from .linear import project
 from .registry import MLPS, ROUTERS
 
 
@@ -199,5 +198,5 @@ class SparseMLP(nn.Module):
             return output
         shared = self.shared_expert(hidden_states)
         if self.shared_expert_gate is not None:
-            shared = torch.sigmoid(project(self.shared_expert_gate, hidden_states)) * shared
+            shared = torch.sigmoid(self.shared_expert_gate(hidden_states)) * shared
         return output + shared

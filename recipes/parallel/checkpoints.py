@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..training.manifest import MANIFEST
+from ..training.manifest import MANIFEST, SHARDED_MODEL, SHARDED_OPTIMIZER
 from .world import current
 from .zero import is_engine, load_whole
 
-# Folders of the sharded layout, under Accelerate's names.
-MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 # Files of the whole layout, and of both.
 WHOLE_OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 
 
 def is_sharded_checkpoint(checkpoint: Path) -> bool:
-    return (checkpoint / MODEL).is_dir()
+    return (checkpoint / SHARDED_MODEL).is_dir()
 
 
 class AnyLayout:
@@ -54,7 +52,7 @@ class AnyLayout:
             return
         from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-        _write({"model": get_model_state_dict(self.model)}, Path(output_dir) / MODEL)
+        _write({"model": get_model_state_dict(self.model)}, Path(output_dir) / SHARDED_MODEL)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if current().strategy != "tp":
@@ -62,7 +60,7 @@ class AnyLayout:
             return
         import torch
 
-        _write({"optimizer": _optimizer_state(self)}, Path(output_dir) / OPTIMIZER)
+        _write({"optimizer": _optimizer_state(self)}, Path(output_dir) / SHARDED_OPTIMIZER)
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
 
@@ -111,7 +109,7 @@ class AnyLayout:
 
         held = _optimizer_state(self)  # makes an empty state first
         if is_sharded_checkpoint(folder):
-            _read({"optimizer": {"state": held["state"]}}, folder / OPTIMIZER)
+            _read({"optimizer": {"state": held["state"]}}, folder / SHARDED_OPTIMIZER)
             options = None
         else:
             whole = torch.load(folder / WHOLE_OPTIMIZER, map_location="cpu", weights_only=True)
@@ -184,7 +182,7 @@ def _faults_of_reading(checkpoint: Path) -> Iterator[None]:
 def _load_model(model: Any, checkpoint: Path) -> None:
     """The weights of a checkpoint in the layout that the library does not read."""
     if is_sharded_checkpoint(checkpoint):
-        _load_sharded_model(model, checkpoint / MODEL)
+        _load_sharded_model(model, checkpoint / SHARDED_MODEL)
     else:
         _load_whole_model(model, checkpoint)
 

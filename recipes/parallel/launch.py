@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import UserError
-from .strategy import STRATEGIES, check_shared, launch_file, unknown
+from .strategy import Parallel, check_shared, launch_file, named
 
 # Seconds that processes have for a checkpoint after a SIGTERM; torch's own 30 are short for large models.
 PATIENCE = 600
@@ -22,20 +22,18 @@ def launch(strategy: str, processes: int | None, arguments: Sequence[str], rows:
 
     Args:
         processes: default: as many as there are GPUs.
-        rows: `train.global_batch_size`, where it is known.
         arguments: of the command, the verb first; `--launch` among them, so that each process checks what it is in.
+        rows: `train.global_batch_size`, where it is known.
 
     Returns:
         The exit status: of the first process that failed, 0 if none did.
 
     Raises:
-        UserError: no such strategy, or too few processes.
+        UserError: no such strategy, too few processes or too many, or rows that they cannot share.
     """
-    if strategy not in STRATEGIES:
-        raise UserError(unknown(strategy))
-    count = _processes(strategy, processes)
-    if rows is not None and strategy != "tp":
-        check_shared(rows, count)
+    count = _processes(named(strategy), processes)
+    if rows is not None:
+        check_shared(rows, Parallel(named(strategy), count).replicas)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(_cores() // count, 1)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(PATIENCE))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of parameters that are all used

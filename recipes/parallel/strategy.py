@@ -86,7 +86,7 @@ def asked_for(launch: str | None, processes: int | None, environ: Mapping[str, s
     _require_group(environ)
     world = int(environ.get("WORLD_SIZE", 1))
     meant = _of_launcher(world, environ)
-    strategy = meant if launch is None else _named(launch)
+    strategy = meant if launch is None else named(launch)
     if launch is not None and meant not in ("ddp", "one", strategy):
         raise UserError(f"--launch {strategy}, but the launcher is set up for {meant}: leave out one of the two")
     if processes is not None and processes != world:
@@ -105,18 +105,16 @@ def asked_for(launch: str | None, processes: int | None, environ: Mapping[str, s
     return Parallel("one" if world == 1 and strategy == "ddp" else strategy, world, int(environ.get("RANK", 0)))
 
 
-def _named(name: str) -> Strategy:
+def named(name: str) -> Strategy:
+    """Raises:
+    UserError: there is no such strategy.
+    """
     for strategy in STRATEGIES:
         if name == strategy:
             return strategy
-    raise UserError(unknown(name))
-
-
-def unknown(name: str) -> str:
-    """What is said of a strategy that there is not."""
     near = difflib.get_close_matches(name, STRATEGIES, n=1)
     hint = f"did you mean {near[0]}? There" if near else "there"
-    return f"--launch {name}: no such strategy; {hint} are {', '.join(STRATEGIES)}"
+    raise UserError(f"--launch {name}: no such strategy; {hint} are {', '.join(STRATEGIES)}")
 
 
 def check_shared(rows: int, processes: int) -> None:

@@ -1,5 +1,6 @@
 """A sharded model put together again, a tensor at a time."""
 
+import functools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -11,21 +12,6 @@ from .zero import is_split, whole_parameter
 
 # Bytes of a file of weights.
 FILE_BYTES = 1_000_000_000
-# The names of dtypes in a file of safetensors.
-DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
 
 
 def save_whole(model: Any, folder: Path, *, file_bytes: int = FILE_BYTES) -> None:
@@ -72,11 +58,20 @@ def _header(tensors: dict[str, Any]) -> bytes:
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        dtype = DTYPES[str(tensor.dtype).removeprefix("torch.")]
-        entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        entries[name] = {"dtype": _name_of(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+@functools.cache
+def _name_of(dtype: Any) -> str:
+    """What safetensors calls a dtype, read from a file of no values."""
+    import torch
+    from safetensors.torch import save
+
+    written = save({"x": torch.empty(0, dtype=dtype)})
+    return json.loads(written[8 : 8 + int.from_bytes(written[:8], "little")])["x"]["dtype"]
 
 
 def _bytes_of(tensor: Any) -> memoryview:

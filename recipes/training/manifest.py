@@ -16,8 +16,9 @@ MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 # Threads that hash: hashlib lets others run meanwhile.
 _THREADS = 4
-# Folders of shards, and the files of processes in them, which `.metadata`, a pickle, holds as plain text.
-_SHARDED = ("pytorch_model_fsdp_0", "optimizer_0")
+# Folders of shards, under Accelerate's names, and the files of processes in them, which `.metadata`, a pickle, holds as
+# plain text.
+SHARDED_MODEL, SHARDED_OPTIMIZER = _SHARDED = ("pytorch_model_fsdp_0", "optimizer_0")
 _SHARD = re.compile(rb"__(\d+)_\d+\.distcp")
 # Bytes of the record that ends an archive without a comment.
 _ARCHIVE_END = 22

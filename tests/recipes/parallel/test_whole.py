@@ -8,9 +8,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from anyformer import AnyformerConfig, AnyformerForCausalLM
-from anyformer.recipes.parallel.whole import DTYPES, _write_tensors
+from anyformer.recipes.parallel.whole import _write_tensors
 
 WORKER = Path(__file__).with_name("whole_worker.py")
+
+NAMES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8")
+NAMES += ("uint8", "bool")
 
 
 @pytest.mark.slow
@@ -59,7 +62,7 @@ def test_the_folder_opens_and_is_as_an_ordinary_one(zygote, tmp_path, tied, file
         assert (target / name).read_bytes() == content, name
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_dtype_is_written_as_the_library_does(tmp_path, name):
     dtype = getattr(torch, name)
     tensors = {
