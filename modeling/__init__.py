@@ -50,6 +50,7 @@ def register() -> None:
             cls = classes[reference.rpartition(".")[2]]
             getattr(transformers, auto_name).register(AnyformerConfig, cls, exist_ok=True)
             cls.register_for_auto_class(auto_name)
+    transformers.AutoModelForDecision.register(AnyformerConfig, AnyformerForCausalLM, exist_ok=True)
     # Where the Trainer looks before it shifts labels for label smoothing.
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[AnyformerConfig.model_type] = AnyformerForCausalLM.__name__
 

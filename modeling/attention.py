@@ -11,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .configuration_anyformer import AnyformerConfig
 from .linear import project
 from .norms import build_norm
+from .paged_attention import by_request
 from .positions import Rotation, apply_rotary
 from .registry import ATTENTIONS
 
@@ -114,6 +115,8 @@ class AttentionBase(nn.Module):
             kwargs["position_bias"] = position_bias.to(query.dtype)
         if self.config.attn_logit_softcapping is not None:
             kwargs["softcap"] = self.config.attn_logit_softcapping
+        if "write_index" in kwargs and isinstance(attention_mask, torch.Tensor):  # a row of many requests
+            attend = by_request(attend, kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"])
         output, weights = attend(
             self,
             query,

@@ -35,6 +35,7 @@ from .moe import AnyformerExperts, AnyformerRouter  # experts: @use_experts_impl
 from .norms import AnyformerNorm, build_norm
 from .outputs import AnyformerModelOutput
 from .paged import is_paged, paged_positions
+from .paged_attention import RequestBatch
 from .positions import PositionEmbedding, RotaryTable
 from .registry import CHOICES, LAYERS, POSITION_EMBEDDINGS
 
@@ -268,7 +269,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
         self,
         hidden_states: torch.Tensor,
         attention_mask: Any,
-        cache: Cache | None,
+        cache: Any,
         position_ids: torch.Tensor,
         masks: dict[str, Any],
         behind: torch.Tensor | None,
@@ -289,7 +290,9 @@ class AnyformerStack(AnyformerPreTrainedModel):
             kind = layer.layer_type
             if kind in biases:
                 continue
-            if is_paged(cache):
+            if isinstance(cache, RequestBatch):
+                pair = cache.positions(kind)
+            elif is_paged(cache):
                 ends = paging["cu_seq_lens_q"], paging["cu_seq_lens_k"][kind]
                 pair = paged_positions(position_ids, *ends, masks[kind].shape[-1])
             else:
@@ -349,6 +352,11 @@ class AnyformerStack(AnyformerPreTrainedModel):
             if position_ids is None:
                 position_ids = positions_of(attention_mask, past, shaped)
 
+        together: Any = None
+        if is_paged(cache) and RequestBatch.fits(position_ids, kwargs):
+            together = RequestBatch(cache, position_ids, kwargs)
+            cache = together
+            input_ids, position_ids, attention_mask, kwargs = input_ids.T, together.position_ids, together.masks, {}
         hidden_states = self.embed(input_ids, inputs_embeds, token_type_ids, position_ids)
         masks = attention_mask
         if not isinstance(masks, dict):
@@ -390,7 +398,10 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 token_mask=token_mask,
                 **kwargs,
             )
-        return AnyformerModelOutput(last_hidden_state=self.norm(hidden_states), cache=cache)
+        hidden_states = self.norm(hidden_states)
+        return AnyformerModelOutput(
+            last_hidden_state=hidden_states.transpose(0, 1) if together else hidden_states, cache=cache
+        )
 
     def _checkpoints(self) -> bool:
         """Whether a layer of this pass will be computed again in the backward pass."""
