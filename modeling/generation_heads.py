@@ -13,6 +13,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import can_return_tuple
 
 from .configuration_anyformer import AnyformerConfig
+from .growing_cache import GrowingCache
 from .head_base import shift_right
 from .language_heads import LanguageModelHead
 from .losses import (
@@ -22,14 +23,24 @@ from .losses import (
 )
 from .masks import REAL_INDICES, attention_masks, real_indices
 from .modeling_anyformer import one_cache
+from .onednn import GENERATION
 from .outputs import AnyformerHeadOutput
 from .paged import PagedGeneration
+from .quantized_cache import Int8Cache
 from .registry import POSITION_EMBEDDINGS
 from .soft_prompts import SoftPromptGeneration
+
+# What moves to the host's memory layer by layer, and what the same is where it is there already.
+ON_THE_HOST = {"offloaded": "dynamic", "offloaded_static": "static"}
 
 
 class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, GenerationMixin):
     """What `generate` needs of a head."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As the base class."""
+        with GENERATION.begun():
+            return super().generate(*args, **kwargs)
 
     def prepare_inputs_for_generation(
         self, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
@@ -53,7 +64,8 @@ class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, G
     def _frequencies_switch(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bool:
         """Whether this step is the first beyond the original length of rope_type "longrope"."""
         cache = kwargs.get("cache")
-        lengths = self.config.longrope_lengths
+        body: Any = self.base_model
+        lengths = body.positions.turning_lengths
         if not lengths or cache is None or self.config.is_encoder_decoder:
             return False
         past, mask, virtual = cache.get_seq_length(), kwargs.get("attention_mask"), self.virtual_tokens()
@@ -76,14 +88,42 @@ class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, G
         counted = real_indices(attention_mask) if positions.adds_bias else None
         return masks if counted is None else {**masks, REAL_INDICES: counted}
 
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any):
-        given = model_kwargs.get("cache")
-        result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        """As the base class: the dynamic cache grows in place, nothing is moved off a CPU to a CPU, and "quantized"
+        is in 8 bits where `cache_config` names no backend."""
+        given, kind = model_kwargs.get("cache"), generation_config.cache_implementation
+        if kind == "quantized" and given is None and "backend" not in (generation_config.cache_config or {}):
+            if options := generation_config.cache_config:
+                raise ValueError(
+                    f"cache_config={options} names no backend, and without one the cache is in 8 bits and has no "
+                    "options: add 'backend', which is 'quanto', 'hqq' or 'fp8'"
+                )
+            own: Any = Int8Cache(self.config)
+            model_kwargs["cache"] = EncoderDecoderCache(own, DynamicCache()) if self.config.is_encoder_decoder else own
+            return
+        if given is None and self.device.type == "cpu" and kind in ON_THE_HOST:
+            generation_config.cache_implementation = ON_THE_HOST[kind]
+        sizes = generation_mode, batch_size, max_cache_length
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *sizes)
         cache = model_kwargs.get("cache")
-        if cache is not given and isinstance(cache, EncoderDecoderCache):
-            # The library sizes it by the decoder's windows, which would cut the encoder's keys.
-            model_kwargs["cache"] = EncoderDecoderCache(cache.self_attention_cache, DynamicCache())
-        return result
+        if cache is None or cache is given:
+            return
+        own, both = cache, isinstance(cache, EncoderDecoderCache)
+        if both:
+            own = cache.self_attention_cache
+        if type(own) is DynamicCache and not own.offloading:
+            own = GrowingCache(self.config, longest=max_cache_length)
+            if generation_config.is_assistant:  # the tokens that are refused are taken back
+                own.activate_past_recording()
+        # The library sizes the encoder's part by the decoder's windows, which would cut its keys.
+        model_kwargs["cache"] = EncoderDecoderCache(own, DynamicCache()) if both else own
 
 
 class AnyformerForCausalLM(GenerationHead):

@@ -19,6 +19,8 @@ from .attention import AnyformerAttention, CrossAttention
 from .cache_layers import held_by
 from .configuration_anyformer import AnyformerConfig
 from .counting import part_of
+from .flat_step import flat_layers
+from .growing_cache import GrowingCache
 from .layers import AnyformerLayer
 from .masks import (
     attention_masks,
@@ -374,6 +376,11 @@ class AnyformerStack(AnyformerPreTrainedModel):
         if cache is not None and self._checkpoints():
             held, cache = held_by(cache), None  # computed twice, a layer would also write into it twice
         layer: Any
+        if (flat := flat_layers(self, hidden_states, cache)) is not None:
+            own: Any = cache
+            for layer, cached in zip(flat, own.layers, strict=True):
+                hidden_states = layer(hidden_states, rotations.get(layer.place), masks[layer.kind], cached)
+            return AnyformerModelOutput(last_hidden_state=self.norm(hidden_states), cache=cache)
         for index, layer in enumerate(self.layers):
             # What has a gradient goes in by position: reentrant checkpointing cuts only that off from the graph.
             hidden_states = layer(
@@ -399,7 +406,8 @@ class AnyformerStack(AnyformerPreTrainedModel):
 
     def new_cache(self, crosses: bool) -> Cache:
         """An empty cache; the encoder's keys and values are kept whole whatever window the decoder has."""
-        own = DynamicCache(config=self.config)
+        # What an export knows is the library's own.
+        own = DynamicCache(config=self.config) if is_tracing() else GrowingCache(self.config)
         return EncoderDecoderCache(own, DynamicCache()) if crosses else own
 
 

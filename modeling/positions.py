@@ -27,9 +27,11 @@ class PositionEmbedding(nn.Module):
 
     Attributes:
         adds_bias: `bias` is to be called.
+        turning_lengths: lengths of a text at which all that was rotated is to be rotated anew ("longrope").
     """
 
     adds_bias = False
+    turning_lengths: frozenset[int] = frozenset()
 
     def __init__(self, config: AnyformerConfig, causal: bool = True) -> None:
         super().__init__()
@@ -159,6 +161,7 @@ class RotaryPositions(PositionEmbedding):
 
     def __init__(self, config: AnyformerConfig, causal: bool = True) -> None:
         super().__init__(config, causal)
+        self.turning_lengths = frozenset(config.longrope_lengths)
         self.tables = nn.ModuleDict()
         self.table_of: dict[int, str] = {}
         seen: list[tuple[dict, str]] = []
