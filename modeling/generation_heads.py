@@ -15,6 +15,7 @@ from transformers.utils import can_return_tuple
 from .configuration_anyformer import AnyformerConfig
 from .head_base import shift_right
 from .language_heads import LanguageModelHead
+from .long_texts import LongTextGeneration
 from .losses import (
     IGNORED,
     causal_lm_loss,
@@ -24,11 +25,12 @@ from .masks import REAL_INDICES, attention_masks, real_indices
 from .modeling_anyformer import one_cache
 from .outputs import AnyformerHeadOutput
 from .paged import PagedGeneration
+from .positions import frequencies_turn
 from .registry import POSITION_EMBEDDINGS
 from .soft_prompts import SoftPromptGeneration
 
 
-class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, GenerationMixin):
+class GenerationHead(LanguageModelHead, PagedGeneration, LongTextGeneration, SoftPromptGeneration, GenerationMixin):
     """What `generate` needs of a head."""
 
     def prepare_inputs_for_generation(
@@ -42,27 +44,37 @@ class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, G
         if self.config.is_encoder_decoder and isinstance(mask, torch.Tensor) and mask.dim() == 2:
             # A static cache gets its masks built ahead, in which the padding of a prompt can no longer be counted.
             kwargs["decoder_position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
-        if inputs_embeds is None and self._frequencies_switch(args[0] if args else kwargs["input_ids"], kwargs):
-            # What is cached was rotated by the frequencies for short texts: all is computed anew, once.
+        if inputs_embeds is None and self._frequencies_turn(args[0] if args else kwargs["input_ids"], kwargs):
+            # All is computed anew: once for longrope, at every step for dynamic.
             kwargs |= {"cache": None, "next_sequence_length": None}
         inputs = super().prepare_inputs_for_generation(*args, inputs_embeds=inputs_embeds, **kwargs)
         if "cache" in inputs:
             inputs["past_key_values"] = inputs.pop("cache")
         return inputs
 
-    def _frequencies_switch(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bool:
-        """Whether this step is the first beyond the original length of rope_type "longrope"."""
-        cache = kwargs.get("cache")
-        lengths = self.config.longrope_lengths
-        if not lengths or cache is None or self.config.is_encoder_decoder:
+    def _frequencies_turn(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+        """Whether what is cached was rotated by other frequencies than a text gets that is as long as one is now.
+
+        Raises:
+            ValueError: so it is, and the tokens that were cached are not there to be rotated anew.
+        """
+        cache, turning = kwargs.get("cache"), self.model.positions.turning
+        if not turning or cache is None or kwargs.get("text_lengths") is not None:
             return False
-        past, mask, virtual = cache.get_seq_length(), kwargs.get("attention_mask"), self.virtual_tokens()
+        mask = kwargs.get("decoder_attention_mask" if self.config.is_encoder_decoder else "attention_mask")
+        past, virtual = cache.get_seq_length(), self.virtual_tokens()
         if not past:
             return False
         if mask is None:
             mask = torch.ones_like(input_ids)
-        before, now = (int(mask[:, :end].sum(-1).max()) + virtual for end in (past - virtual, mask.shape[1]))
-        return any(before <= length < now for length in lengths)
+        before, now = (mask[:, :end].sum(-1) + virtual for end in (past - virtual, mask.shape[1]))  # [batch]
+        turned = bool(frequencies_turn(turning, before, now).any())
+        if turned and input_ids.shape[1] < mask.shape[1]:
+            raise ValueError(
+                f"the text grows beyond {min(turning)} tokens, where its rotary frequencies turn: give `generate` the "
+                "whole text, not only what is new behind the cache"
+            )
+        return turned
 
     @staticmethod
     def create_masks_for_generate(
