@@ -1,6 +1,6 @@
 """Decoding, side by side in one process: `generate` of Anyformer and of the stock class, on the same weights.
 
-    OMP_NUM_THREADS=2 python benchmarks/decode.py                        # SmolLM2-135M, fp32, 32 and 4,096 tokens of context
+    OMP_NUM_THREADS=2 python benchmarks/decode.py                 # SmolLM2-135M, fp32, 32 and 4,096 tokens of context
     OMP_NUM_THREADS=2 python benchmarks/decode.py --dtype bf16
     OMP_NUM_THREADS=2 python benchmarks/decode.py --caches --contexts 512   # Anyformer's caches beside each other
 
@@ -9,11 +9,12 @@ both; the first round warms up and is not counted. A streamer notes when each to
 over the whole answer behind its first token, and from the median of the later half of the steps, which leaves out what
 an answer pays once. In fp32 the tokens must be equal.
 
-A token reads every weight once and the cache: their bytes over the memory's bandwidth, measured here as the best rate of
-summing a large tensor, are the least a token can take. The share of that limit is printed.
+A token reads every weight once and the cache: their bytes over the memory's bandwidth, measured here as the best rate
+of summing a large tensor, are the least a token can take. The share of that limit is printed.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ class Side:
             **self.options,
         )
         times = clock.times[1:]  # the first is the prompt itself
-        steps = [after - before for before, after in zip(times, times[1:], strict=False)]
+        steps = [after - before for before, after in itertools.pairwise(times)]
         self.whole.append(sum(steps) / len(steps))
         self.steady.append(statistics.median(steps[len(steps) // 2 :]))
         self.tokens, self.cache = output.sequences[0, prompt.shape[1] :].tolist(), output.past_key_values
@@ -134,9 +135,8 @@ def main() -> None:
             ours.config, context + options.tokens // 2, bytes_per_value=DTYPES[options.dtype].itemsize
         )
         limit = (weights + size) / rate
-        print(
-            f"{context} tokens of context, {options.tokens} more, {options.rounds} rounds; limit {1 / limit:.1f} tokens/s"
-        )
+        head = f"{context} tokens of context, {options.tokens} more, {options.rounds} rounds"
+        print(f"{head}; limit {1 / limit:.1f} tokens/s")
         show(sides, limit, sides[-1] if stock is not None else sides[1])
         first = sides[0].tokens
         for side in sides[1:]:

@@ -94,4 +94,3 @@ def predicted_size(
         crossing = 2 * config.num_key_value_heads * width * config.num_hidden_layers
         total += source * crossing * bytes_per_value
     return total * batch
-

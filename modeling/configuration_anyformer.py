@@ -351,10 +351,18 @@ class AnyformerConfig(PreTrainedConfig):
         return rope if self.rope_thetas is None else rope | {"rope_theta": self.rope_thetas[layer]}
 
     @property
-    def longrope_lengths(self) -> set[int]:
-        """Lengths at which rope_type "longrope" turns to its other frequencies."""
-        ropes = [rope for layer in range(self.num_hidden_layers) if (rope := self.rope_of(layer) or {})]
-        return {r["original_max_position_embeddings"] for r in ropes if r["rope_type"] == "longrope"}
+    def turning_lengths(self) -> dict[int, str]:
+        """Lengths beyond which rotary frequencies are others, with their rope_type: "longrope", "dynamic"."""
+        ropes = [rope for layer in range(self.num_hidden_layers) if (rope := self.rope_of(layer))]
+        trained = "original_max_position_embeddings"
+        turning = {r[trained]: r["rope_type"] for r in ropes if r["rope_type"] == "longrope"}
+        dynamic = {self.max_position_embeddings: "dynamic"}  # the formula knows no other length
+        return turning | (dynamic if any(r["rope_type"] == "dynamic" for r in ropes) else {})
+
+    @property
+    def position_limit(self) -> int | None:
+        """Tokens that a text can have; None: positions of this kind go on beyond `max_position_embeddings`."""
+        return self.max_position_embeddings if self.position_embedding == "learned" else None
 
     @classmethod
     def _refuse_unknown(cls, kwargs: Mapping[str, Any]) -> None:

@@ -276,6 +276,19 @@ def positions_of(attention_mask: Any, past: Any, inputs_embeds: torch.Tensor) ->
     return (torch.arange(length, device=inputs_embeds.device) + past).unsqueeze(0)
 
 
+def lengths_of(position_ids: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+    """Tokens of the text that each token stands in, as far as it goes: [batch or 1, 1], packed [batch, length].
+
+    Args:
+        position_ids: [batch or 1, length]; documents: [batch, length], their numbers, or None.
+    """
+    if documents is None:
+        return position_ids.amax(dim=-1, keepdim=True) + 1
+    position_ids = position_ids.expand_as(documents)
+    last = torch.zeros_like(position_ids).scatter_reduce(-1, documents, position_ids, "amax")  # by document
+    return last.gather(-1, documents) + 1
+
+
 def positions_behind_prefix(position_ids: torch.Tensor, documents: torch.Tensor, cache: Cache) -> torch.Tensor:
     """Positions [batch, past + length] of the keys of packed documents that all go on from what is cached.
 

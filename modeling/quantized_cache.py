@@ -29,7 +29,9 @@ class Int8Layer(BaseQuantizedLayer):
             self.lazy_initialization(key_states, value_states)
         new = (*self._quantize(key_states), *self._quantize(value_states))
         if torch.is_grad_enabled():
-            kept = [torch.cat(pair, -2) if pair[0] is not None else pair[1] for pair in zip(self._kept, new, strict=True)]
+            kept = [
+                torch.cat(pair, -2) if pair[0] is not None else pair[1] for pair in zip(self._kept, new, strict=True)
+            ]
         else:
             pairs = zip(self.rooms, self._kept, new, strict=True)
             kept = [room.append(x[:, :, :0] if held is None else held, x, None) for room, held, x in pairs]
