@@ -82,7 +82,7 @@ def make_plan(
     sides = 2 if config.architecture == "encoder-decoder" else 1  # the tokens of a row stand on both sides of one
     counts = config.counts(sequence_length=max(tokens.tokens // rows // sides, 1), head=head)
     total = counts.total_parameters
-    full = trainable >= total
+    full = adapter.in_place and trainable >= total
     size = BYTES.get(dtype, 4) if adapter.in_place else 4
     forward = counts.forward_flops * seen // max(tokens.tokens // rows, 1)
     passes += 3 if full else 2

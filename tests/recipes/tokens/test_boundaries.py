@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anyformer.recipes.evaluation import _prompt, held_out_loss
 from anyformer.recipes.generator import Generator
-from anyformer.recipes.objectives.policy import encode_prompt
+from anyformer.recipes.tokens.prompts import encode_prompt
 from anyformer.recipes.tokens.preferences import tokenize_pairs
 from anyformer.recipes.tokens.supervised import tokenize_rows
 
