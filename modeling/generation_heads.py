@@ -26,9 +26,10 @@ from .outputs import AnyformerHeadOutput
 from .paged import PagedGeneration
 from .registry import POSITION_EMBEDDINGS
 from .soft_prompts import SoftPromptGeneration
+from .speculation import SpeculativeGeneration
 
 
-class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, GenerationMixin):
+class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, SpeculativeGeneration, GenerationMixin):
     """What `generate` needs of a head."""
 
     def prepare_inputs_for_generation(
