@@ -18,7 +18,9 @@ def across_drafting(kind: str, sections: dict[str, dict[str, Any]]) -> Iterator[
         text = f"{kind} trains a drafter for a model that can write already: name one in model.path"
         yield ("model", "preset"), text
     if model.get("quantization") is not None:
-        text = f"{kind} reads the states of the model that the drafter will work with, and these would be of another one"
+        text = (
+            f"{kind} reads the states of the model that the drafter will work with, and these would be of another one"
+        )
         yield ("model", "quantization"), f"{text}: remove it"
     adapter = schema.kind_in("adapter", sections["adapter"])
     if adapter != "none":
@@ -30,4 +32,7 @@ def across_drafting(kind: str, sections: dict[str, dict[str, Any]]) -> Iterator[
                 yield ("objective", name), "has no effect with answers: data, where the model writes nothing: remove it"
     elif data.get("truncation") not in (None, "drop"):
         text = f"{show(data['truncation'])} has no effect: a prompt is read whole, and of a text pieces of"
-        yield ("data", "truncation"), f"{text} objective.max_length are taken. Remove it, or set objective.answers: data"
+        yield (
+            ("data", "truncation"),
+            f"{text} objective.max_length are taken. Remove it, or set objective.answers: data",
+        )

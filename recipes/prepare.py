@@ -128,7 +128,7 @@ def _plan_of(
 
     arguments, sequences = objective.arguments, objective.sequences(train)
     sizes: dict[str, Any] = {"sequences": sequences, "head": objective.head, "weights": weights}
-    sizes |= {"beside": objective.beside(), "passes": objective.passes}
+    sizes |= {"beside": objective.beside(), "passes": objective.passes, "flops_a_token": objective.flops_a_token}
     config = _with_rows(objective.config, rows)
     plan = make_plan(config, recipe.model.dtype, adapter, arguments, train.report, **sizes)
     _check_schedule(arguments, plan.steps)

@@ -441,11 +441,10 @@ class _Run:
                 f"{self.folder.path} does not hold what was trained: opened again its held-out {name} is "
                 f"{again[name]:.4f}, not {metrics['after'][name]:.4f}. Please report this"
             )
-        figures, words = self.objective.try_out(model, self.prepared.splits.eval)
-        if not words:
+        if not (used := self.objective.try_out(model, self.prepared.splits.eval)):
             return metrics
-        self.console.print(words, markup=False)
-        return self.folder.update_metrics(in_use=figures)
+        self.console.print(used["words"], markup=False)
+        return self.folder.update_metrics(in_use=used)
 
     def push(self) -> None:
         hub = self.recipe.hub

@@ -41,6 +41,7 @@ class Objective:
         shown: names of the held-out figures, in the order of the tables; the first is the one training must move.
         higher_is_better: of that first figure.
         passes: forward passes of a step beyond the one that is learned from, as of a reference model.
+        flops_a_token: of a step, about, for what is trained beside the model.
         reads_batches_alone: a step passes the rows of its batch through models of the trained one's architecture and
             computes nothing else, so that its FLOPs can be counted.
         samples_its_data: it trains on answers that the model gives, so a step may hold nothing to learn.
@@ -59,6 +60,7 @@ class Objective:
     unmoved: ClassVar[str] = "No gradient reached them"
     preview_tokens: ClassVar[int | None] = None
     passes: int = 0
+    flops_a_token: int = 0
     mixture: "Mixture | None" = None  # of the rows that are left, where sources have weights
 
     def __init__(self, recipe: "Recipe", arguments: Any, config: "AnyformerConfig", tokenizer: Any) -> None:
@@ -282,10 +284,10 @@ class Objective:
     def save_extra(self, trainer: Any, folder: Any) -> None:
         """Write beside the model what belongs to the result and is no part of the model, such as a value head."""
 
-    def try_out(self, model: Any, rows: Sequence[Row]) -> tuple[dict[str, Any], str]:
-        """Use the saved model, as it was opened again, for what it was made: figures, and the same in words; nothing
-        where the held-out measure says all."""
-        return {}, ""
+    def try_out(self, model: Any, rows: Sequence[Row]) -> dict[str, Any]:
+        """Use the saved model, as it was opened again, for what it was made: figures, and under "words" the same for
+        people; nothing where the held-out measure says all."""
+        return {}
 
     def next_steps(self, folder: Any) -> list[str]:
         """Commands that a finished run leads to."""

@@ -6,13 +6,13 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..parallel.world import current, main_first
 from .base import Objective, Row
 from .trainers import built
 
 if TYPE_CHECKING:
     from ...modeling import AnyformerConfig
     from ..adapters import AdapterPlan
-    from ..data import Splits
     from ..evaluation import Sample
     from ..tokens.report import TokenizedData, Tokenizing
     from ..tokens.views import RowView
@@ -39,14 +39,14 @@ class DraftHeads(Objective):
         super().__init__(*given)
         self.asks = self.options.answers == "base"
         self.formats = ("prompt", "text") if self.asks else ("prompt-completion", "messages", "text")
-        places = range(1, self.options.num_draft_tokens + 1)
-        self.shown = ("loss", *(f"accuracy_{place}" for place in places), "tokens_a_pass")
+        drafted = range(1, self.options.num_draft_tokens + 1)
+        self.shown = ("loss", *(f"accuracy_{place}" for place in drafted), "tokens_a_pass")
         self.learned: dict[int, Any] = {}  # by the id of the rows that they were made of
         longest = self.max_length + (self.options.max_new_tokens if self.asks else 0)
-        if longest > self.config.max_position_embeddings:
+        if longest > (places := self.config.max_position_embeddings):
             raise UserError(
-                f"objective.max_new_tokens: prompts of up to {self.max_length} tokens and {self.options.max_new_tokens} "
-                f"new ones do not fit into the model's {self.config.max_position_embeddings} positions: lower "
+                f"objective.max_new_tokens: prompts of up to {self.max_length} tokens and "
+                f"{self.options.max_new_tokens} new ones do not fit into the model's {places} positions: lower "
                 "objective.max_length or objective.max_new_tokens"
             )
 
@@ -68,7 +68,12 @@ class DraftHeads(Objective):
         with torch.device("meta"), no_init_weights():
             drafter = AnyformerDrafter(AnyformerDrafterConfig.of_base(config, **self._sizes))
         sizes = {name: parameter.numel() for name, parameter in drafter.named_parameters()}
-        return AdapterPlan("none", sum(sizes.values()), frozenset(sizes), {}, {}, {}, virtual_tokens=0, in_place=False)
+        total, count = sum(sizes.values()), self.options.num_draft_tokens
+        # Forward and back through what is trained, an EAGLE layer once for each token drafted; the head, which is
+        # frozen, twice forward, as its logits are not kept, and once back.
+        head = 2 * config.vocab_size * config.hidden_size
+        self.flops_a_token = 6 * total * (count if self.options.kind == "eagle" else 1) + 3 * head * count
+        return AdapterPlan("none", total, frozenset(sizes), {}, {}, {}, virtual_tokens=0, in_place=False)
 
     @property
     def _sizes(self) -> dict[str, Any]:
@@ -114,10 +119,15 @@ class DraftHeads(Objective):
         if not self.asks:
             return dataset
         if id(dataset) not in self.learned:
-            self.learned[id(dataset)] = self._written(dataset)
+            if current().main:
+                print(f"The model goes on from {len(dataset):,} prompts by itself …", flush=True)
+            data = self._written(dataset)
+            if current().main:
+                print(f"… {data.report.supervised_tokens:,} tokens, {data.report.made}.", flush=True)
+            self.learned[id(dataset)] = data.dataset
         return self.learned[id(dataset)]
 
-    def _written(self, dataset: Any) -> Any:
+    def _written(self, dataset: Any) -> "TokenizedData":
         from ..evaluation import greedy_answers
         from ..tokens.cache import tokens_of
         from ..tokens.prompts import answered_rows
@@ -130,7 +140,7 @@ class DraftHeads(Objective):
 
         settings = {"max_new_tokens": self.options.max_new_tokens, "base": self.base_digest}
         prompts = [{"input_ids": list(row["input_ids"])} for row in dataset]
-        return tokens_of(Tokenizing(write, settings), prompts, self.tokenizer, cache=self.recipe.data.cache).dataset
+        return tokens_of(Tokenizing(write, settings), prompts, self.tokenizer, cache=self.recipe.data.cache)
 
     @cached_property
     def base_digest(self) -> str:
@@ -158,7 +168,6 @@ class DraftHeads(Objective):
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         from transformers import Trainer
 
-        from ..parallel.world import main_first
         from ..tokens.padding import pad_rows
 
         base = self.base.to(self.arguments.device)
@@ -182,7 +191,6 @@ class DraftHeads(Objective):
             train_dataset=train,
             eval_dataset=held_out,
             data_collator=partial(pad_rows, pad_token_id=self.tokenizer.pad_token_id),
-            processing_class=self.tokenizer,
         )
         trainer.model_accepts_loss_kwargs = True
         trainer.not_additive = "the loss of each drafted token is a mean over those of a batch that a draft reaches"
@@ -229,17 +237,17 @@ class DraftHeads(Objective):
         UserError: it does not draft for the base.
         """
         try:
-            model.check_base(self.base.config)
+            model.check_base(self.base)
         except ValueError as error:
             raise UserError(f"the saved drafter: {error}. Please report this") from error
 
-    def try_out(self, model: Any, rows: Sequence[Row]) -> tuple[dict[str, Any], str]:
+    def try_out(self, model: Any, rows: Sequence[Row]) -> dict[str, Any]:
         from ..drafting import race
 
         limit = min(self.recipe.eval.max_new_tokens, self.config.max_position_embeddings - self.max_length)
         prompts = self._prompts(rows)
         if not prompts or limit < 1:
-            return {}, ""
+            return {}
         return race(self.base, model.to(self.base.device), self.tokenizer, prompts, max_new_tokens=limit)
 
     def _prompts(self, rows: Sequence[Row]) -> list[list[int]]:
