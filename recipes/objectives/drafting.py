@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from ..tokens.report import TokenizedData, Tokenizing
     from ..tokens.views import RowView
 
-# Prompts that the model answers at once.
-_AT_ONCE = 32
-
 
 class DraftHeads(Objective):
     """A drafter for speculative decoding on a frozen base.
@@ -128,19 +125,14 @@ class DraftHeads(Objective):
         return self.learned[id(dataset)]
 
     def _written(self, dataset: Any) -> "TokenizedData":
-        from ..evaluation import greedy_answers
         from ..tokens.cache import tokens_of
-        from ..tokens.prompts import answered_rows
+        from ..tokens.prompts import answers_of
         from ..tokens.report import Tokenizing
 
-        def write(rows: Any, tokenizer: Any, *, max_new_tokens: int, **others: Any) -> "TokenizedData":
-            prompts = sorted((list(row["input_ids"]) for row in rows), key=len)
-            limits = {"max_new_tokens": max_new_tokens, "batch_size": _AT_ONCE}
-            return answered_rows(prompts, greedy_answers(self.base, tokenizer, prompts, **limits))
-
-        settings = {"max_new_tokens": self.options.max_new_tokens, "base": self.base_digest}
+        settings = {"max_new_tokens": self.options.max_new_tokens, "model": self.base_digest}
         prompts = [{"input_ids": list(row["input_ids"])} for row in dataset]
-        return tokens_of(Tokenizing(write, settings), prompts, self.tokenizer, cache=self.recipe.data.cache)
+        writing = Tokenizing(answers_of(self.base), settings)
+        return tokens_of(writing, prompts, self.tokenizer, cache=self.recipe.data.cache)
 
     @cached_property
     def base_digest(self) -> str:

@@ -1,6 +1,6 @@
 """Prompts that a model goes on with by itself, and what it wrote."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import UserError
@@ -8,6 +8,8 @@ from .batches import batches
 from .report import IGNORE, TokenizationReport, TokenizedData
 
 NO_ROOM = "prompts longer than max_length"
+# Prompts that are answered at once.
+_AT_ONCE = 32
 
 
 def tokenize_prompts(
@@ -75,7 +77,24 @@ def encode_prompt(prompt: Any, tokenizer: Any) -> list[int]:
     return tokenizer(text, add_special_tokens=not chat)["input_ids"]  # a template has written the special tokens
 
 
-def answered_rows(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> TokenizedData:
+def answers_of(base: Any) -> Callable[..., TokenizedData]:
+    """A function that makes rows to learn from of prompts, as `Tokenizing` takes it: a model's own answers to them.
+
+    Args:
+        base: the model; what it is, the settings must tell, as the answers depend on it.
+    """
+
+    def write(rows: Iterable[dict[str, Any]], tokenizer: Any, *, max_new_tokens: int, **model: Any) -> TokenizedData:
+        from ..evaluation import greedy_answers
+
+        prompts = sorted((list(row["input_ids"]) for row in rows), key=len)
+        limits = {"max_new_tokens": max_new_tokens, "batch_size": _AT_ONCE}
+        return _answered(prompts, greedy_answers(base, tokenizer, prompts, **limits))
+
+    return write
+
+
+def _answered(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> TokenizedData:
     """Rows of `input_ids` and `labels`: prompts with the answers to them, which are learned."""
     rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
     labels = [[*[IGNORE] * len(prompt), *answer] for prompt, answer in zip(prompts, answers, strict=True)]
