@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization as init
 from transformers.cache_utils import DynamicCache
 
 from .configuration_anyformer import AnyformerConfig
@@ -94,11 +95,11 @@ class MedusaHeads(DraftHead):
         size = config.hidden_size
         self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(num_draft_tokens))
 
-    def start_like(self, base: Any) -> None:
+    def reset(self) -> None:
+        """W = 0, left alone where it was loaded."""
         block: Any
         for block in self.blocks:
-            nn.init.zeros_(block.weight)
-            nn.init.zeros_(block.bias)
+            init.zeros_(block.weight)
 
     def states(self, features: torch.Tensor) -> list[torch.Tensor]:
         return [features + nn.functional.silu(project(block, features)) for block in self.blocks]

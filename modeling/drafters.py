@@ -12,7 +12,7 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_drafter import AnyformerDrafterConfig
-from .draft_heads import DraftBatch, Predictions
+from .draft_heads import DraftBatch, MedusaHeads, Predictions
 from .losses import IGNORED, supervised_loss
 from .masks import packed_documents, positions_of
 from .norms import AnyformerNorm
@@ -61,7 +61,7 @@ class AnyformerDrafter(PreTrainedModel):
             init.normal_(module.weight, mean=0.0, std=0.02)
             if module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, AnyformerNorm):
+        elif isinstance(module, AnyformerNorm | MedusaHeads):
             module.reset()
 
     @classmethod
