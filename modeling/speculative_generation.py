@@ -168,9 +168,7 @@ class SpeculativeGeneration:
         if isinstance(generator, PromptLookupCandidateGenerator):
             _keep_short(generator, generation_config.max_length)
         if isinstance(generator, AssistedCandidateGenerator) and not self.config.is_encoder_decoder:
-            # Without a mask a draft model would take tokens of the text for padding that are `pad_token_id`.
-            if generator.assistant_kwargs.get("attention_mask") is None:
-                generator.assistant_kwargs["attention_mask"] = torch.ones_like(kwargs["input_ids"])
+            _state_mask(generator, kwargs["input_ids"])
         return generator
 
 
@@ -202,6 +200,13 @@ def _keep_short(generator: Any, max_length: int) -> None:
         return text[:, : max(max_length - 1, input_ids.shape[1])], logits
 
     generator.get_candidates = bounded
+
+
+def _state_mask(generator: Any, text: torch.Tensor) -> None:
+    """Tell a draft model that all of a text [1, length] is real, where `generate` has dropped the mask that says so: it
+    would take what is `pad_token_id` for padding, and find some in what was generated."""
+    if generator.assistant_kwargs.get("attention_mask") is None:
+        generator.assistant_kwargs["attention_mask"] = torch.ones_like(text)
 
 
 def _problems(config: AnyformerConfig, text: torch.Tensor, generation_config: Any, kwargs: Any) -> Iterator[str]:

@@ -12,8 +12,12 @@ KINDS = (*TRAINED, "lookup", "model")
 ATTENTIONS = {
     "gqa": {},
     "mla": {
-        **{"attention": "mla", "num_key_value_heads": None, "kv_lora_rank": 16, "qk_nope_head_dim": 8},
-        **{"qk_rope_head_dim": 4, "v_head_dim": 8},
+        "attention": "mla",
+        "num_key_value_heads": None,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
     },
     "sliding": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
     "alibi": {"position_embedding": "alibi"},
