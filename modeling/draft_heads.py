@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.cache_utils import DynamicCache
 
 from .configuration_anyformer import AnyformerConfig
@@ -94,12 +93,9 @@ class MedusaHeads(DraftHead):
         super().__init__()
         size = config.hidden_size
         self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(num_draft_tokens))
-
-    def reset(self) -> None:
-        """W = 0, left alone where it was loaded."""
         block: Any
         for block in self.blocks:
-            init.zeros_(block.weight)
+            block._initial_std = 0.0
 
     def states(self, features: torch.Tensor) -> list[torch.Tensor]:
         return [features + nn.functional.silu(project(block, features)) for block in self.blocks]

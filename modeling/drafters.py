@@ -12,7 +12,7 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_drafter import AnyformerDrafterConfig
-from .draft_heads import DraftBatch, MedusaHeads, Predictions
+from .draft_heads import DraftBatch, Predictions
 from .losses import IGNORED, supervised_loss
 from .masks import packed_documents, positions_of
 from .norms import AnyformerNorm
@@ -58,10 +58,10 @@ class AnyformerDrafter(PreTrainedModel):
 
     def _init_weights(self, module: Any) -> None:
         if isinstance(module, nn.Linear):
-            init.normal_(module.weight, mean=0.0, std=0.02)
+            init.normal_(module.weight, mean=0.0, std=getattr(module, "_initial_std", 0.02))
             if module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, AnyformerNorm | MedusaHeads):
+        elif isinstance(module, AnyformerNorm):
             module.reset()
 
     @classmethod

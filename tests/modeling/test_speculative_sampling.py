@@ -48,9 +48,10 @@ def chance(counts, probabilities):
     expected = probabilities * counts.sum()
     assert not counts[expected == 0].any()
     often = expected >= 5
-    pairs = [torch.cat((x[often], x[~often].sum()[None])).double() for x in (counts, expected)]
-    statistic = ((pairs[0] - pairs[1]) ** 2 / pairs[1]).sum()
-    degrees = torch.tensor(len(pairs[1]) - 1, dtype=torch.float64)
+    seen, wanted = (torch.cat((x[often], x[~often].sum()[None])).double() for x in (counts, expected))
+    filled = wanted > 0  # the last may be empty
+    statistic = ((seen - wanted)[filled] ** 2 / wanted[filled]).sum()
+    degrees = (filled.sum() - 1).double()
     return torch.special.gammaincc(degrees / 2, statistic / 2).item()
 
 
