@@ -144,16 +144,17 @@ class AnyformerDrafterConfig(PreTrainedConfig):
         Raises:
             ValueError: names what differs.
         """
+        if getattr(base, "architecture", "decoder") != "decoder":
+            raise ValueError(f"a drafter drafts for architecture='decoder'; this model has {base.architecture!r}")
         if getattr(base, "model_type", None) != AnyformerConfig.model_type:
             raise ValueError(
                 f"this drafter drafts for anyformer models, not for {getattr(base, 'model_type', base)!r}: convert the "
                 "base with `anyformer.from_hf`"
             )
-        own = AnyformerConfig(**self.base)
         differ = [
-            f"{name} {getattr(base, name)!r} (drafter: {getattr(own, name)!r})"
-            for name in _BASE_FIELDS
-            if name not in _FREE_FIELDS and getattr(base, name) != getattr(own, name)
+            f"{name} {getattr(base, name)!r} (drafter: {value!r})"
+            for name, value in self.base.items()
+            if name not in _FREE_FIELDS and getattr(base, name) != value
         ]
         if differ:
             raise ValueError(

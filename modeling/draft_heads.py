@@ -93,12 +93,9 @@ class MedusaHeads(DraftHead):
         super().__init__()
         size = config.hidden_size
         self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(num_draft_tokens))
-
-    def start_like(self, base: Any) -> None:
         block: Any
         for block in self.blocks:
-            nn.init.zeros_(block.weight)
-            nn.init.zeros_(block.bias)
+            block._initial_std = 0.0
 
     def states(self, features: torch.Tensor) -> list[torch.Tensor]:
         return [features + nn.functional.silu(project(block, features)) for block in self.blocks]

@@ -58,7 +58,7 @@ class AnyformerDrafter(PreTrainedModel):
 
     def _init_weights(self, module: Any) -> None:
         if isinstance(module, nn.Linear):
-            init.normal_(module.weight, mean=0.0, std=0.02)
+            init.normal_(module.weight, mean=0.0, std=getattr(module, "_initial_std", 0.02))
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, AnyformerNorm):

@@ -26,7 +26,7 @@ from .outputs import AnyformerHeadOutput
 from .paged import PagedGeneration
 from .registry import POSITION_EMBEDDINGS
 from .soft_prompts import SoftPromptGeneration
-from .speculation import SpeculativeGeneration
+from .speculative_generation import SpeculativeGeneration
 
 
 class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, SpeculativeGeneration, GenerationMixin):

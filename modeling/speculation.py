@@ -1,4 +1,4 @@
-"""Speculative decoding: drafts of an `AnyformerDrafter` checked by `generate`, and what came of them.
+"""Drafts of an `AnyformerDrafter` for speculative decoding, and what came of drafts.
 
 A draft changes no distribution (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318) as long as
 its tokens are drawn from the distributions that the check is told of.
@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from transformers.generation import LogitsProcessorList
 from transformers.generation.candidate_generator import CandidateGenerator
-
-DRAFTER_TYPE = "anyformer_drafter"  # the model_type: a class may come from a folder of its own
 
 
 @dataclass
@@ -29,15 +27,23 @@ class SpeculationStatistics:
     tokens: int = 0
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    _last: int = field(default=0, repr=False)  # accepted in the last round
 
     def add(self, drafted: int, accepted: int) -> None:
         """One round, which ends with a token of the model's own."""
         self.rounds += 1
         self.tokens += accepted + 1
+        self._last = accepted
         for counts, count in ((self.drafted_at, drafted), (self.accepted_at, accepted)):
             counts.extend([0] * (drafted - len(counts)))
             for place in range(count):
                 counts[place] += 1
+
+    def take_back(self, count: int) -> None:
+        """The last tokens of the last round stand behind the end of the text."""
+        self.tokens -= count
+        for place in range(self._last - count, self._last):
+            self.accepted_at[place] -= 1
 
     @property
     def drafted(self) -> int:
@@ -172,35 +178,3 @@ class DrafterCandidateGenerator(CandidateGenerator):
             position_ids=positions[:, -new - 1 :].to(self.device),
             attention_mask=None if mask is None else mask[:, self.start :].to(self.device),
         )
-
-
-class SpeculativeGeneration:
-    """`generate` with drafts; stands before `GenerationMixin` among the bases.
-
-    Attributes:
-        speculation: what came of the drafts of the last `generate` that had any, of whatever kind; None before it.
-    """
-
-    speculation: SpeculationStatistics | None = None
-
-    def _get_candidate_generator(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
-        drafter = kwargs.get("assistant_model")
-        generator: Any
-        if is_drafter(drafter):
-            generator = DrafterCandidateGenerator(self, drafter, generation_config, kwargs.get("logits_processor"))
-        else:
-            generator = super()._get_candidate_generator(generation_config, *args, **kwargs)  # type: ignore[misc]
-        self.speculation = statistics = SpeculationStatistics()
-        update = generator.update_candidate_strategy
-
-        def counted(input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> Any:
-            statistics.add(scores.shape[1] - 1, int(num_matches))
-            return update(input_ids, scores, num_matches)
-
-        generator.update_candidate_strategy = counted
-        return generator
-
-
-def is_drafter(model: Any) -> bool:
-    """Whether this drafts from the hidden states of another."""
-    return getattr(getattr(model, "config", None), "model_type", None) == DRAFTER_TYPE
