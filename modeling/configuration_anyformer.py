@@ -49,6 +49,26 @@ class UnknownOverrideError(TypeError, ValueError):
     ValueError."""
 
 
+def refuse_unknown(cls: Any, given: Mapping[str, Any]) -> None:
+    """Refuse keywords that are no field of a config class.
+
+    Raises:
+        TypeError: names each and the nearest field.
+    """
+    names = {f.name for f in fields(cls)}
+    generation = GenerationConfig._get_default_generation_params()
+    known = names | _BASE_ARGUMENTS | set(cls.attribute_map) | set(generation)
+    problems = []
+    for key in given:
+        if key in known or key.startswith("_"):
+            continue
+        near = difflib.get_close_matches(key, names | set(cls.attribute_map), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"see {cls.__name__} for the fields there are"
+        problems.append(f"{key!r} (value {given[key]!r}) is no field of {cls.__name__}; {hint}")
+    if problems:
+        raise TypeError("\n".join(problems))
+
+
 @strict
 class AnyformerConfig(PreTrainedConfig):
     """Describes a Transformer; a config that makes no sense does not construct.
@@ -273,7 +293,7 @@ class AnyformerConfig(PreTrainedConfig):
     auto_map: dict[str, Any] = field(default_factory=lambda: dict(AUTO_MAP))
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self._refuse_unknown(kwargs)
+        refuse_unknown(type(self), kwargs)
         self._refuse_contradictions(kwargs)
         self.rope_parameters = copy.deepcopy(self.rope_parameters)  # the base class writes into it
         self._derive_sizes()
@@ -364,21 +384,6 @@ class AnyformerConfig(PreTrainedConfig):
         """Tokens that a text can have; None: positions of this kind go on beyond `max_position_embeddings`."""
         return self.max_position_embeddings if self.position_embedding == "learned" else None
 
-    @classmethod
-    def _refuse_unknown(cls, kwargs: Mapping[str, Any]) -> None:
-        names = {f.name for f in fields(cls)}
-        generation = GenerationConfig._get_default_generation_params()
-        known = names | _BASE_ARGUMENTS | set(cls.attribute_map) | set(generation)
-        problems = []
-        for key in kwargs:
-            if key in known or key.startswith("_"):
-                continue
-            near = difflib.get_close_matches(key, names | set(cls.attribute_map), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see AnyformerConfig for the fields there are"
-            problems.append(f"{key!r} (value {kwargs[key]!r}) is no field of AnyformerConfig; {hint}")
-        if problems:
-            raise TypeError("\n".join(problems))
-
     def _refuse_contradictions(self, kwargs: Mapping[str, Any]) -> None:
         """Two names of one field with two values: the base class would drop one of them."""
         for target in set(self.attribute_map.values()):
@@ -424,7 +429,7 @@ class AnyformerConfig(PreTrainedConfig):
         if "rope_theta" in unused:
             raise TypeError("rope_theta is no field of AnyformerConfig: override rope_parameters")
         try:
-            cls._refuse_unknown({k: v for k, v in unused.items() if k not in ("code_revision", "return_dict")})
+            refuse_unknown(cls, {k: v for k, v in unused.items() if k not in ("code_revision", "return_dict")})
         except TypeError as error:
             raise UnknownOverrideError(str(error)) from None
         return config

@@ -31,12 +31,20 @@ from .positions import frequencies_turn
 from .quantized_cache import Int8Cache
 from .registry import POSITION_EMBEDDINGS
 from .soft_prompts import SoftPromptGeneration
+from .speculative_generation import SpeculativeGeneration
 
 # What moves to the host's memory layer by layer, and what the same is where it is there already.
 ON_THE_HOST = {"offloaded": "dynamic", "offloaded_static": "static"}
 
 
-class GenerationHead(LanguageModelHead, PagedGeneration, LongTextGeneration, SoftPromptGeneration, GenerationMixin):
+class GenerationHead(
+    LanguageModelHead,
+    PagedGeneration,
+    LongTextGeneration,
+    SoftPromptGeneration,
+    SpeculativeGeneration,
+    GenerationMixin,
+):
     """What `generate` needs of a head."""
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -166,12 +174,14 @@ class AnyformerForCausalLM(GenerationHead):
         Args:
             labels: [batch, length], -100 where nothing is to be learned; shifted here.
             logits_to_keep: positions whose logits are wanted: 0 for all, n for the last n, or indices.
+            kwargs: `output_last_hidden_state`: return the states [batch, length, hidden_size] that the head reads too.
 
         Returns:
             `logits` [batch, kept, vocab_size] (None where the loss is computed in chunks: see
             `AnyformerConfig.loss_chunk_size`), `cache`, and with labels `loss`, divided by `num_items_in_batch`
             where the trainer passes it.
         """
+        wants_states = kwargs.pop("output_last_hidden_state", False)
         targets = kwargs.get("shift_labels") if labels is None else labels[:, 1:]
         outputs = self.model(
             input_ids=input_ids,
@@ -198,7 +208,8 @@ class AnyformerForCausalLM(GenerationHead):
         if targets is not None:
             items = (targets != IGNORED).sum()
             loss, extra = self._add_router_losses(loss, outputs, [attention_mask], items, total)
-        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra, z_loss=z)
+        states = outputs.last_hidden_state if wants_states else None
+        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra, z_loss=z, last_hidden_state=states)
 
 
 class AnyformerForConditionalGeneration(GenerationHead):

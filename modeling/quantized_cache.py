@@ -44,7 +44,7 @@ class Int8Layer(BaseQuantizedLayer):
 
     @property
     def _kept(self) -> list[Any]:
-        """Numbers and scales [batch, heads, length, width or 1] of keys, then of values; None before the first token."""
+        """Numbers and scales [batch, heads, length, width or 1] of keys, then of values; None before the first."""
         return [*(self._quantized_keys or (None, None)), *(self._quantized_values or (None, None))]
 
     @_kept.setter
