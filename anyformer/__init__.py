@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .modeling import AnyformerConfig as AnyformerConfig
+    from .modeling import AnyformerDrafter as AnyformerDrafter
+    from .modeling import AnyformerDrafterConfig as AnyformerDrafterConfig
     from .modeling import AnyformerForCausalLM as AnyformerForCausalLM
     from .modeling import AnyformerForConditionalGeneration as AnyformerForConditionalGeneration
     from .modeling import AnyformerForMaskedLM as AnyformerForMaskedLM
@@ -29,6 +31,8 @@ __version__ = importlib.metadata.version("anyformer")
 
 _PUBLIC = {
     "AnyformerConfig": "modeling",
+    "AnyformerDrafter": "modeling",
+    "AnyformerDrafterConfig": "modeling",
     "AnyformerForCausalLM": "modeling",
     "AnyformerForConditionalGeneration": "modeling",
     "AnyformerForMaskedLM": "modeling",

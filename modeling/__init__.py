@@ -1,6 +1,8 @@
 """The architecture: config, modules and models, as they travel to the Hub with the weights."""
 
 from .configuration_anyformer import AUTO_MAP, AnyformerConfig
+from .configuration_drafter import AnyformerDrafterConfig
+from .drafters import AnyformerDrafter
 from .heads import (
     HEADS,
     AnyformerForCausalLM,
@@ -12,11 +14,12 @@ from .heads import (
     AnyformerForTokenClassification,
 )
 from .modeling_anyformer import AnyformerModel, AnyformerPreTrainedModel
-from .registry import ATTENTIONS, LAYERS, MLPS, NORMS, POSITION_EMBEDDINGS, ROUTERS
+from .registry import ATTENTIONS, DRAFTERS, LAYERS, MLPS, NORMS, POSITION_EMBEDDINGS, ROUTERS
 
 __all__ = [
     "ATTENTIONS",
     "AUTO_MAP",
+    "DRAFTERS",
     "HEADS",
     "LAYERS",
     "MLPS",
@@ -24,6 +27,8 @@ __all__ = [
     "POSITION_EMBEDDINGS",
     "ROUTERS",
     "AnyformerConfig",
+    "AnyformerDrafter",
+    "AnyformerDrafterConfig",
     "AnyformerForCausalLM",
     "AnyformerForConditionalGeneration",
     "AnyformerForMaskedLM",
@@ -51,6 +56,10 @@ def register() -> None:
             getattr(transformers, auto_name).register(AnyformerConfig, cls, exist_ok=True)
             cls.register_for_auto_class(auto_name)
     transformers.AutoModelForDecision.register(AnyformerConfig, AnyformerForCausalLM, exist_ok=True)
+    transformers.AutoConfig.register(AnyformerDrafterConfig.model_type, AnyformerDrafterConfig, exist_ok=True)
+    transformers.AutoModel.register(AnyformerDrafterConfig, AnyformerDrafter, exist_ok=True)
+    AnyformerDrafterConfig.register_for_auto_class()
+    AnyformerDrafter.register_for_auto_class("AutoModel")
     # Where the Trainer looks before it shifts labels for label smoothing.
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[AnyformerConfig.model_type] = AnyformerForCausalLM.__name__
 

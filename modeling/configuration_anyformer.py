@@ -67,6 +67,26 @@ class UnknownOverrideError(TypeError, ValueError):
     ValueError."""
 
 
+def refuse_unknown(cls: Any, given: Mapping[str, Any]) -> None:
+    """Refuse keywords that are no field of a config class.
+
+    Raises:
+        TypeError: names each and the nearest field.
+    """
+    names = {f.name for f in fields(cls)}
+    generation = GenerationConfig._get_default_generation_params()
+    known = names | _BASE_ARGUMENTS | set(cls.attribute_map) | set(generation)
+    problems = []
+    for key in given:
+        if key in known or key.startswith("_"):
+            continue
+        near = difflib.get_close_matches(key, names | set(cls.attribute_map), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"see {cls.__name__} for the fields there are"
+        problems.append(f"{key!r} (value {given[key]!r}) is no field of {cls.__name__}; {hint}")
+    if problems:
+        raise TypeError("\n".join(problems))
+
+
 @strict
 class AnyformerConfig(PreTrainedConfig):
     """Describes a Transformer; a config that makes no sense does not construct.
@@ -291,7 +311,7 @@ class AnyformerConfig(PreTrainedConfig):
     auto_map: dict[str, Any] = field(default_factory=lambda: AUTO_MAP | DECISION_MAP)
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self._refuse_unknown(kwargs)
+        refuse_unknown(type(self), kwargs)
         self._refuse_contradictions(kwargs)
         self.rope_parameters = copy.deepcopy(self.rope_parameters)  # the base class writes into it
         self._derive_sizes()
@@ -369,25 +389,18 @@ class AnyformerConfig(PreTrainedConfig):
         return rope if self.rope_thetas is None else rope | {"rope_theta": self.rope_thetas[layer]}
 
     @property
-    def longrope_lengths(self) -> set[int]:
-        """Lengths at which rope_type "longrope" turns to its other frequencies."""
-        ropes = [rope for layer in range(self.num_hidden_layers) if (rope := self.rope_of(layer) or {})]
-        return {r["original_max_position_embeddings"] for r in ropes if r["rope_type"] == "longrope"}
+    def turning_lengths(self) -> dict[int, str]:
+        """Lengths beyond which rotary frequencies are others, with their rope_type: "longrope", "dynamic"."""
+        ropes = [rope for layer in range(self.num_hidden_layers) if (rope := self.rope_of(layer))]
+        trained = "original_max_position_embeddings"
+        turning = {r[trained]: r["rope_type"] for r in ropes if r["rope_type"] == "longrope"}
+        dynamic = {self.max_position_embeddings: "dynamic"}  # the formula knows no other length
+        return turning | (dynamic if any(r["rope_type"] == "dynamic" for r in ropes) else {})
 
-    @classmethod
-    def _refuse_unknown(cls, kwargs: Mapping[str, Any]) -> None:
-        names = {f.name for f in fields(cls)}
-        generation = GenerationConfig._get_default_generation_params()
-        known = names | _BASE_ARGUMENTS | set(cls.attribute_map) | set(generation)
-        problems = []
-        for key in kwargs:
-            if key in known or key.startswith("_"):
-                continue
-            near = difflib.get_close_matches(key, names | set(cls.attribute_map), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see AnyformerConfig for the fields there are"
-            problems.append(f"{key!r} (value {kwargs[key]!r}) is no field of AnyformerConfig; {hint}")
-        if problems:
-            raise TypeError("\n".join(problems))
+    @property
+    def position_limit(self) -> int | None:
+        """Tokens that a text can have; None: positions of this kind go on beyond `max_position_embeddings`."""
+        return self.max_position_embeddings if self.position_embedding == "learned" else None
 
     def _refuse_contradictions(self, kwargs: Mapping[str, Any]) -> None:
         """Two names of one field with two values: the base class would drop one of them."""
@@ -434,7 +447,7 @@ class AnyformerConfig(PreTrainedConfig):
         if "rope_theta" in unused:
             raise TypeError("rope_theta is no field of AnyformerConfig: override rope_parameters")
         try:
-            cls._refuse_unknown({k: v for k, v in unused.items() if k not in _LOADING_ARGUMENTS})
+            refuse_unknown(cls, {k: v for k, v in unused.items() if k not in _LOADING_ARGUMENTS})
         except TypeError as error:
             raise UnknownOverrideError(str(error)) from None
         return config

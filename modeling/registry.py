@@ -75,6 +75,7 @@ NORMS = Registry(
 LAYERS = Registry("norm_position", "pre", "post", "sandwich", "branch", "parallel", "parallel_dual")
 MLPS = Registry("mlp", "gated", "dense", "clamped")
 ROUTERS = Registry("router", "softmax", "sigmoid")
+DRAFTERS = Registry("kind", "medusa", "eagle", "mtp")  # of AnyformerDrafterConfig
 
 CHOICES = {r.field: r for r in (ATTENTIONS, POSITION_EMBEDDINGS, NORMS, LAYERS, MLPS, ROUTERS)}
 
