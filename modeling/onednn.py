@@ -170,7 +170,11 @@ class Generation:
             with self.lock:
                 self.texts -= 1
                 if not self.texts:
-                    self.products, self.prepared = {}, {}
+                    self.forget()
+
+    def forget(self) -> None:
+        """Prepare anew what is prepared: weights have changed, or will."""
+        self.products, self.prepared = {}, {}
 
     def product(self, layers: Sequence[Any]) -> Product | None:
         """The one `Product` of these layers; None: they are more than their weights, or of several types."""
