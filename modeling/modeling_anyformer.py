@@ -38,6 +38,7 @@ from .moe import AnyformerExperts, AnyformerRouter  # experts: @use_experts_impl
 from .norms import AnyformerNorm, build_norm
 from .outputs import AnyformerModelOutput
 from .paged import is_paged, paged_positions
+from .paged_attention import RequestBatch
 from .positions import PositionEmbedding, RotaryTable, frequencies_turn
 from .registry import CHOICES, LAYERS, POSITION_EMBEDDINGS
 
@@ -271,7 +272,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
         self,
         hidden_states: torch.Tensor,
         attention_mask: Any,
-        cache: Cache | None,
+        cache: Any,
         position_ids: torch.Tensor,
         masks: dict[str, Any],
         behind: torch.Tensor | None,
@@ -292,7 +293,9 @@ class AnyformerStack(AnyformerPreTrainedModel):
             kind = layer.layer_type
             if kind in biases:
                 continue
-            if is_paged(cache):
+            if isinstance(cache, RequestBatch):
+                pair = cache.positions(kind)
+            elif is_paged(cache):
                 ends = paging["cu_seq_lens_q"], paging["cu_seq_lens_k"][kind]
                 pair = paged_positions(position_ids, *ends, masks[kind].shape[-1])
             else:
@@ -361,6 +364,11 @@ class AnyformerStack(AnyformerPreTrainedModel):
             known = isinstance(past, int) and (counted or shaped.shape[1] == 1)
             self.positions.check(position_ids, past + shaped.shape[1] if known else None)
 
+        together: Any = None
+        if is_paged(cache) and RequestBatch.fits(position_ids, kwargs):
+            together = RequestBatch(cache, position_ids, kwargs)
+            cache = together
+            input_ids, position_ids, attention_mask, kwargs = input_ids.T, together.position_ids, together.masks, {}
         hidden_states = self.embed(input_ids, inputs_embeds, token_type_ids, position_ids)
         masks = attention_mask
         if not isinstance(masks, dict):
@@ -412,7 +420,10 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 token_mask=token_mask,
                 **kwargs,
             )
-        return AnyformerModelOutput(last_hidden_state=self.norm(hidden_states), cache=cache)
+        hidden_states = self.norm(hidden_states)
+        if together is not None:
+            hidden_states = hidden_states.transpose(0, 1)
+        return AnyformerModelOutput(last_hidden_state=hidden_states, cache=cache)
 
     def _require_frequencies(self, cache: Any, lengths: torch.Tensor) -> None:
         """Raises:
