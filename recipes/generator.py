@@ -5,6 +5,7 @@ A decoder goes on with its prompt; an encoder-decoder reads it and writes apart.
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -99,25 +100,25 @@ class Generator:
         """
         import torch
 
-        if self.draft is not None and len(prompts) > 1:
-            return [self.answer([ids], max_new_tokens, **options)[0] for ids in prompts]
+        if self.draft is not None:
+            if len(prompts) > 1:
+                return [self.answer([ids], max_new_tokens, **options)[0] for ids in prompts]
+            options |= self.draft.options
         if self.reads_apart:
             batch: Any = pad_rows([{"input_ids": ids} for ids in prompts], self.tokenizer.pad_token_id)
         else:
             padded = self.tokenizer.pad({"input_ids": list(prompts)}, padding_side="left")
             batch = {name: torch.tensor(padded[name]) for name in ("input_ids", "attention_mask")}
         width = batch["input_ids"].shape[1]
-        with torch.no_grad():
+        drafted = nullcontext() if self.draft is None else self.draft.checked(self.model)
+        with torch.no_grad(), drafted:
             output = self.model.generate(
                 **{name: tensor.to(self.model.device) for name, tensor in batch.items()},
                 **options,
-                **(self.draft.options if self.draft else {}),
                 max_new_tokens=min(max_new_tokens, self.room(width)),
                 eos_token_id=stop_ids(self.tokenizer),
                 pad_token_id=self.tokenizer.pad_token_id,
             )
-        if self.draft is not None:
-            self.draft.count(self.model)
         return output[:, 1 if self.reads_apart else width :].tolist()  # behind the start token, or the prompt
 
     def decode(self, ids: Sequence[int]) -> str:
