@@ -291,6 +291,8 @@ def test_statistics_are_counted_by_place():
     assert made.acceptance_rates == [3 / 4, 2 / 4, 1 / 3]
     assert made.tokens_per_pass == 11 / 5
     assert str(made) == "11 tokens in 5 passes: 2.20 a pass; 6 of 11 drafted tokens accepted (55%)"
+    both = made + SpeculationStatistics(1, 5, [1, 1, 1, 1], [1, 1, 1, 1])
+    assert (both.rounds, both.tokens, both.drafted_at, both.accepted_at) == (6, 16, [5, 5, 4, 1], [4, 3, 2, 1])
     made.take_back(1)
     assert (made.tokens, made.accepted_at) == (10, [3, 1, 1])
 
