@@ -126,7 +126,6 @@ class DrafterCandidateGenerator(CandidateGenerator):
         drafter: made for it.
         generation_config: what `generate` runs with.
         logits_processor: what the model's own logits go through.
-        output_hidden_states: what the caller of `generate` asked for beside.
     """
 
     requires_model_outputs = True
@@ -140,8 +139,8 @@ class DrafterCandidateGenerator(CandidateGenerator):
         self.do_sample, self.max_length = generation_config.do_sample, generation_config.max_length
         self.processors = logits_processor if logits_processor is not None else LogitsProcessorList()
         self.seen = -1  # tokens whose features the drafter has been given
-        # The last alone, unless all are wanted.
-        self.model_kwargs_overrides = {"output_hidden_states": generation_config.output_hidden_states or -1}
+        # Not output_hidden_states: the hooks that collect those are seen by every step.
+        self.model_kwargs_overrides = {"output_last_hidden_state": True}
 
     @torch.no_grad()
     def get_candidates(self, input_ids: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -172,7 +171,7 @@ class DrafterCandidateGenerator(CandidateGenerator):
         return torch.multinomial(scores.softmax(-1), num_samples=1)
 
     def _progress(self, input_ids: torch.Tensor, model_kwargs: dict[str, Any], model_outputs: Any) -> Progress:
-        features = model_outputs.hidden_states[-1]
+        features = model_outputs.last_hidden_state
         known = input_ids.shape[1] - 1  # tokens read and accepted
         if self.seen < 0:
             self.seen = self.start = known - features.shape[1]

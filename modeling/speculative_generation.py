@@ -233,13 +233,3 @@ def _problems(config: AnyformerConfig, text: torch.Tensor, generation_config: An
     wide = getattr(generation_config, "_mask_length", width) if mask is None else mask.shape[1]
     if held and not config.is_encoder_decoder and (wide != width or held >= width):
         yield f"the cache holds {held} tokens and input_ids {width}: pass the whole text, those tokens included"
-    real, longest = width if mask is None else int(mask.sum()), generation_config.max_length
-    ropes = [rope for layer in range(config.num_hidden_layers) if (rope := config.rope_of(layer))]
-    for kind in {rope["rope_type"] for rope in ropes}:
-        turns = config.longrope_lengths if kind == "longrope" else {config.max_position_embeddings}
-        for at in turns if kind in ("longrope", "dynamic") else ():
-            if at < longest and (kind == "dynamic" or real <= at):
-                yield (
-                    f"rope_type={kind!r} turns its frequencies at {at} tokens, and a draft across that would read with "
-                    f"those of the longer text; generate up to max_length={at}"
-                )

@@ -16,6 +16,7 @@ def chat(
     max_new_tokens: int = 256,
     temperature: float = 0.0,
     seed: int = 0,
+    draft: str | None = None,
     trust_remote_code: bool = False,
     read: Callable[[str], str] = input,
 ) -> None:
@@ -25,6 +26,7 @@ def chat(
 
     Args:
         path: a run, a model folder or a Hub id.
+        draft: what drafts, see `drafting.with_draft`; what came of it is said at the end.
         read: asks for a line; replaced in tests.
 
     Raises:
@@ -36,6 +38,10 @@ def chat(
     require_text(system or "", "the system message")
     options = sampling(temperature)  # refused before anything is loaded
     generator = open_generator(path, trust_remote_code=trust_remote_code)
+    if draft is not None:
+        from .drafting import with_draft
+
+        generator = with_draft(generator, draft, trust_remote_code=trust_remote_code)
     if not generator.has_template:
         if not generator.reads_apart:
             raise UserError(
@@ -45,6 +51,14 @@ def chat(
         if system:
             raise UserError(f"{path}: a system message needs a chat template, and the model was trained without one")
     set_seed(seed)
+    _converse(generator, system, max_new_tokens, options, read)
+    if generator.draft is not None:
+        print(generator.draft.describe())
+
+
+def _converse(
+    generator: Generator, system: str | None, max_new_tokens: int, options: dict[str, Any], read: Callable[[str], str]
+) -> None:
     start = [{"role": "system", "content": system}] if system else []
     turns = list(start)
     while True:

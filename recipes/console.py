@@ -163,10 +163,9 @@ def figures_of(training: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def show_next(console: "Console", folder: "RunFolder", *, chat: bool, pushed: bool) -> None:
-    """The commands that a finished run leads to."""
+def show_next(console: "Console", folder: "RunFolder", steps: "Sequence[str]", *, pushed: bool) -> None:
+    """The commands that a finished run leads to: the objective's, and a push where there was none."""
     console.print("\nNext:")
-    if chat:
-        console.print(f"  anyformer chat {folder.path}")
-    if not pushed:
-        console.print(f"  anyformer push {folder.path} YOUR_NAME/{folder.path.name}")
+    push = [] if pushed else [f"anyformer push {folder.path} YOUR_NAME/{folder.path.name}"]
+    for step in (*steps, *push):
+        console.print(f"  {step}", markup=False)

@@ -6,6 +6,7 @@ from typing import Any
 from . import schema
 from .adapters.checks import across_adapter, across_quantization
 from .adapters.saved import SOFT_PROMPTS
+from .checks_drafting import across_drafting
 from .checks_preference import across_preference
 from .checks_rewards import across_rewards
 from .checks_training import across_training
@@ -54,9 +55,12 @@ def across(data: dict[str, Any], reported: set[Path]) -> Iterator[Fault]:
     steps = {("train", f"{name}_{what}") for name in ("eval", "save", "logging") for what in ("strategy", "steps")}
     if not steps & reported:
         yield from _across_evaluation(sections, data)
-    if not any(path[:2] == ("model", "quantization") for path in reported):
-        yield from across_quantization(sections["model"])
-    yield from _across_adapter(sections)
+    if kind in schema.DRAFTS:
+        yield from across_drafting(kind, sections)
+    else:
+        if not any(path[:2] == ("model", "quantization") for path in reported):
+            yield from across_quantization(sections["model"])
+        yield from _across_adapter(sections)
     if kind in ("classify", "token-classify"):
         yield from _across_classes(sections)
     if kind in ADD_A_LAYER and sections["adapter"].get("merge") is False:

@@ -104,7 +104,7 @@ def sample_answers(
     samples = []
     with evaluating(model), torch.no_grad():
         for row in spread(rows, count):
-            prompt, reference, ids = _prompt(row, tokenizer)
+            prompt, reference, ids = prompt_of_row(row, tokenizer)
             room = model.config.max_position_embeddings - virtual_tokens(model) - len(ids)
             if room < 1:
                 continue
@@ -134,7 +134,7 @@ def spread(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
-def _prompt(row: dict[str, Any], tokenizer: Any) -> tuple[str, str, list[int]]:
+def prompt_of_row(row: dict[str, Any], tokenizer: Any) -> tuple[str, str, list[int]]:
     """The prompt as text and as ids, and the answer in the data."""
     if "text" in row:
         ids = tokenizer(row["text"])["input_ids"]

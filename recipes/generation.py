@@ -1,6 +1,6 @@
 """Answers to prompts, in batches: the template, the stop tokens and the ids of training."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,8 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     batch_size: int = 8,
+    draft: str | None = None,
+    tell: Callable[[str], None] = print,
     trust_remote_code: bool = False,
 ) -> Iterator[str]:
     """The answers to `prompts`, in their order.
@@ -34,16 +36,22 @@ def generate(
         template: "chat": each prompt is a user's message; "none": the text that the model goes on with; "auto": as
             the tokenizer has a template or not; what was trained as objective seq2seq gets none.
         temperature: 0: the likeliest token each time. top_p: sampling from so much of the probability.
+        draft: what drafts, see `drafting.with_draft`; the prompts are then answered one by one.
+        tell: gets a line on what came of the drafts, behind the last answer.
 
     Raises:
-        UserError: no model or tokenizer there, a model that writes nothing, no chat template, an empty prompt, or one
-            that leaves no room.
+        UserError: no model or tokenizer there, a model that writes nothing, no chat template, an empty prompt, one
+            that leaves no room, or a draft that does not fit.
     """
     quiet_libraries()
     from transformers import set_seed
 
     options = sampling(temperature, top_p)
     generator = open_generator(path, trust_remote_code=trust_remote_code)
+    if draft is not None:
+        from .drafting import with_draft
+
+        generator = with_draft(generator, draft, trust_remote_code=trust_remote_code)
     encoded = [_encoded(prompt, number, generator, system, template) for number, prompt in enumerate(prompts, 1)]
     longest = generator.longest_prompt
     for number, ids in enumerate(encoded, 1):
@@ -55,6 +63,8 @@ def generate(
     set_seed(seed)
     for rows in _batches(encoded, batch_size, roomy):
         yield from (generator.decode(ids).strip() for ids in generator.answer(rows, max_new_tokens, **options))
+    if generator.draft is not None:
+        tell(generator.draft.describe())
 
 
 def sampling(temperature: float, top_p: float = 1.0) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .adapters.saved import KINDS
 from .errors import UserError
@@ -18,6 +18,9 @@ from .run_folder import RECIPE
 from .soft_prompts import positions_taken
 from .tokens.padding import pad_rows
 from .tokens.supervised import stop_ids
+
+if TYPE_CHECKING:
+    from .drafting import Draft
 
 DECODER, ENCODER_DECODER = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
 # End of an architecture's name -> what such a model is, and what runs it.
@@ -44,11 +47,13 @@ class Generator:
 
     Attributes:
         raw: it was trained on sources as they stand, so no chat template is put around them.
+        draft: what drafts for it, and counts what comes of it; see `drafting.with_draft`.
     """
 
     model: Any
     tokenizer: Any
     raw: bool
+    draft: "Draft | None" = None
 
     @property
     def reads_apart(self) -> bool:
@@ -80,15 +85,22 @@ class Generator:
         """Of the text that is read apart, and of the text that is written."""
         # T5 has no longest text: it counts distances.
         longest = getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
+        if self.draft is not None and self.draft.positions is not None:
+            longest = min(longest, self.draft.positions)
         virtual = virtual_tokens(self.model)
         kind = KINDS.get(self.model.active_peft_config.peft_type, "") if virtual else ""
         source, target = positions_taken(kind, virtual, reads_apart=self.reads_apart)
         return longest - source, longest - target
 
     def answer(self, prompts: Sequence[list[int]], max_new_tokens: int, **options: Any) -> list[list[int]]:
-        """Answers to prompts as token ids, padded behind their ends; `options` are those of `generate`."""
+        """Answers to prompts as token ids, padded behind their ends; `options` are those of `generate`.
+
+        With drafts the prompts are answered one by one: the library checks the drafts of one text at a time.
+        """
         import torch
 
+        if self.draft is not None and len(prompts) > 1:
+            return [self.answer([ids], max_new_tokens, **options)[0] for ids in prompts]
         if self.reads_apart:
             batch: Any = pad_rows([{"input_ids": ids} for ids in prompts], self.tokenizer.pad_token_id)
         else:
@@ -99,10 +111,13 @@ class Generator:
             output = self.model.generate(
                 **{name: tensor.to(self.model.device) for name, tensor in batch.items()},
                 **options,
+                **(self.draft.options if self.draft else {}),
                 max_new_tokens=min(max_new_tokens, self.room(width)),
                 eos_token_id=stop_ids(self.tokenizer),
                 pad_token_id=self.tokenizer.pad_token_id,
             )
+        if self.draft is not None:
+            self.draft.count(self.model)
         return output[:, 1 if self.reads_apart else width :].tolist()  # behind the start token, or the prompt
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -169,6 +184,11 @@ def _auto_class_of(path: str) -> str | None:
     ours = auto_class_of(named)
     if named in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values() or ours == ENCODER_DECODER:
         return ENCODER_DECODER
+    if named == "AnyformerDrafter":
+        raise UserError(
+            f"{path}: is a drafter, which writes nothing by itself: name the model that it was trained for, and "
+            f"--draft {path}"
+        )
     end = next((end for end in _WRITES_NOTHING if named.endswith(end)), None)
     if end is None or named.endswith("LMHeadModel"):
         return DECODER

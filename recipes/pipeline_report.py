@@ -54,7 +54,7 @@ def _last_language_model(pipeline: Pipeline) -> Stage | None:
     from .objectives import objective_class
 
     for stage in reversed(pipeline.stages):
-        if objective_class(stage.recipe.objective.kind).head == "causal_lm":
+        if objective_class(stage.recipe.objective.kind).makes() == "causal_lm":
             return stage
     return None
 
@@ -167,7 +167,7 @@ def _prompt(row: Row) -> Any:
 
 
 def _ids(row: Row, tokenizer: Any) -> list[int]:
-    from .objectives.policy import encode_prompt
+    from .tokens.prompts import encode_prompt
 
     return encode_prompt(_prompt(row), tokenizer)
 

@@ -61,6 +61,7 @@ def make_plan(
     weights: int,
     beside: dict[str, int] | None = None,
     passes: int = 0,
+    flops_a_token: int = 0,
 ) -> Plan:
     """The plan of a run from what is known before any weight is loaded.
 
@@ -72,6 +73,7 @@ def make_plan(
         weights: bytes of the model's own weights, quantised or not.
         beside: parameters of untrained models that are held beside it, by what they are.
         passes: forward passes of a step beyond the one that is learned from.
+        flops_a_token: of a step, for what is trained beside the model.
     """
     trainable = adapter.trainable
     rows = tokens.rows_kept
@@ -82,7 +84,7 @@ def make_plan(
     sides = 2 if config.architecture == "encoder-decoder" else 1  # the tokens of a row stand on both sides of one
     counts = config.counts(sequence_length=max(tokens.tokens // rows // sides, 1), head=head)
     total = counts.total_parameters
-    full = trainable >= total
+    full = adapter.in_place and trainable >= total
     size = BYTES.get(dtype, 4) if adapter.in_place else 4
     forward = counts.forward_flops * seen // max(tokens.tokens // rows, 1)
     passes += 3 if full else 2
@@ -102,7 +104,7 @@ def make_plan(
         supervised_tokens=tokens.supervised_tokens,
         sequences=sequences,
         tokens_seen=seen,
-        training_flops=forward * passes,
+        training_flops=forward * passes + flops_a_token * seen,
         passes=passes,
     )
 

@@ -74,7 +74,7 @@ def prepare(recipe: Recipe, opened: tuple[Any, Any, int] | None = None) -> Prepa
                 held_out = _held_out(objective, splits)
         with found.step():
             _check_soft_prompt(recipe, objective)
-            adapter = _adapter_of(recipe, objective, rows)
+            adapter = _adapter_of(objective, rows)
     found.tell()
     assert objective is not None and splits is not None and train is not None and adapter is not None
     config, arguments, tokenizer = objective.config, objective.arguments, objective.tokenizer
@@ -104,11 +104,9 @@ def _objective_of(recipe: Recipe, opened: tuple[Any, Any, int] | None) -> tuple[
     return objective_class(recipe.objective.kind, config.architecture)(recipe, arguments, config, tokenizer), rows
 
 
-def _adapter_of(recipe: Recipe, objective: "Objective", rows: int) -> "AdapterPlan":
+def _adapter_of(objective: "Objective", rows: int) -> "AdapterPlan":
     """What is trained, on a model with so many rows in its embedding."""
-    from .adapters import plan_adapter
-
-    adapter = plan_adapter(_with_rows(objective.config, rows), recipe.adapter, objective)
+    adapter = objective.plan_of(_with_rows(objective.config, rows))
     if adapter.trainable == 0:
         raise UserError("adapter: no parameter would be trained")
     return adapter
@@ -130,7 +128,7 @@ def _plan_of(
 
     arguments, sequences = objective.arguments, objective.sequences(train)
     sizes: dict[str, Any] = {"sequences": sequences, "head": objective.head, "weights": weights}
-    sizes |= {"beside": objective.beside(), "passes": objective.passes}
+    sizes |= {"beside": objective.beside(), "passes": objective.passes, "flops_a_token": objective.flops_a_token}
     config = _with_rows(objective.config, rows)
     plan = make_plan(config, recipe.model.dtype, adapter, arguments, train.report, **sizes)
     _check_schedule(arguments, plan.steps)

@@ -5,6 +5,7 @@ from typing import Any
 
 from .errors import UserError
 from .evaluation import Sample
+from .models import PACKAGE
 
 CURVE = "loss_curve.png"
 # What the Hub calls the use of a class.
@@ -61,8 +62,9 @@ def write_card(folder: Path, recipe_yaml: str, model: dict[str, Any], metrics: d
     """README.md of the model repository: figures, samples, curve, the recipe and the command that reproduces it.
 
     Args:
-        model: what is said of the base: `name`, `hub_id` (or None), `adapter`, `objective`, `auto_class`, `soft_prompt`
-            (whether the result is one), `base` (where it opens), `bits` (of the weights it was trained on, or None).
+        model: what is said of the base: `name`, `hub_id` (or None), `adapter`, `objective`, `makes`, `auto_class`,
+            `soft_prompt` (whether the result is one), `base` (where it opens), `bits` (of the weights it was trained
+            on, or None).
     """
     from huggingface_hub import ModelCardData
 
@@ -91,11 +93,11 @@ Measured on {after["rows"]:,} rows{tokens} that were held out before training:
 
 # {folder.name}
 
-{model["name"]}, tuned with `anyformer`: objective `{model["objective"]}`,
-adapter `{model["adapter"]}`, {metrics["plan"]["steps"]:,} steps over {metrics["plan"]["tokens_seen"]:,} tokens.
+{_made(model)},
+{metrics["plan"]["steps"]:,} steps over {metrics["plan"]["tokens_seen"]:,} tokens.
 
 {table}
-{_quantized(model["bits"], metrics)}{curve}## Use
+{_quantized(model["bits"], metrics)}{_in_use(metrics)}{curve}## Use
 
 {_use(model)}
 {_samples(metrics)}## Reproduce
@@ -115,7 +117,44 @@ with {versions}.
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
+def _made(model: dict[str, Any]) -> str:
+    if model["makes"] == "drafter":
+        return (
+            f"A drafter for speculative decoding with {model['name']},\ntrained with `anyformer`: objective "
+            f"`{model['objective']}`"
+        )
+    return f"{model['name']}, tuned with `anyformer`: objective `{model['objective']}`,\nadapter `{model['adapter']}`"
+
+
+def _use_of_drafter(model: dict[str, Any]) -> str:
+    base = model["hub_id"] or model["name"]
+    inside = base.startswith(PACKAGE)
+    where = f'resolve_path("{base}")' if inside else f'"{base}"'
+    more = "from anyformer.recipes.models import resolve_path\n" if inside else ""
+    return f"""It drafts for {base} alone, which checks each draft: the text is what that model
+writes by itself, only sooner.
+
+```bash
+anyformer generate {base} "..." --draft {REPOSITORY}
+```
+
+```python
+import anyformer
+{more}from transformers import AutoModel
+
+base = anyformer.from_hf({where})
+drafter = AutoModel.from_pretrained("{REPOSITORY}", trust_remote_code=True)
+output = base.generate(**inputs, assistant_model=drafter)  # one text at a time
+print(base.speculation)  # tokens a pass, and how many drafts were accepted
+```
+
+`trust_remote_code` runs the modeling files in this repository; with anyformer installed it is not needed.
+"""
+
+
 def _use(model: dict[str, Any]) -> str:
+    if model["makes"] == "drafter":
+        return _use_of_drafter(model)
     if model["soft_prompt"]:
         base = model["base"] or f"{REPOSITORY}/base"
         return f"""```python
@@ -153,6 +192,11 @@ def _quantized(bits: int | None, metrics: dict[str, Any]) -> str:
         f"The adapter was trained on the base in {bits} bits.{there} The table is of what stands here: the adapter on "
         "the base's whole weights.\n\n"
     )
+
+
+def _in_use(metrics: dict[str, Any]) -> str:
+    words = metrics.get("in_use", {}).get("words")
+    return f"{words}\n\n" if words else ""
 
 
 def _samples(metrics: dict[str, Any]) -> str:

@@ -109,7 +109,7 @@ class _Run:
             self.warn(other)
         if current().strategy == "deepspeed":
             hold_whole()
-        model = self.goes_on_from(self.load())
+        model = self.objective.begin(self.goes_on_from(self.load()))
         if current().main and self.recipe.eval.before and not (resume and "before" in self.folder.metrics):
             self.folder.update_metrics(**self.measure(model, "before"))
         model, adapter = self.ready(model, resume=resume)
@@ -141,8 +141,8 @@ class _Run:
         show_result(self.console, self.folder, metrics, self.objective.remarks(metrics))
         self.push()
         if self.next_steps:
-            can_chat = self.objective.head == "causal_lm" and bool(self.tokenizer.chat_template)
-            show_next(self.console, self.folder, chat=can_chat, pushed=self.recipe.hub is not None)
+            steps = self.objective.next_steps(self.folder.path)
+            show_next(self.console, self.folder, steps, pushed=self.recipe.hub is not None)
 
     def load(self, *, verify: bool = True) -> Any:
         """The weights as they are at their place, under the objective's head; an import is compared with the stock
@@ -405,20 +405,13 @@ class _Run:
             "base": self.published_base,
             "bits": model.quantization.bits if model.quantization else None,
             "objective": self.recipe.objective.kind,
-            "auto_class": self.auto_class,
+            "makes": self.objective.makes(),
+            "auto_class": self.objective.auto_class,
         }
         write_card(self.folder.path, self.recipe.to_yaml(), base, metrics)
 
     def warn(self, text: str) -> None:
         self.console.print(f"Warning: {text}.", markup=False)
-
-    @property
-    def auto_class(self) -> str:
-        """The Auto class that opens what is saved."""
-        from ..modeling import HEADS
-        from .models import auto_class_of
-
-        return auto_class_of(HEADS[self.objective.head].__name__) or "AutoModel"
 
     def open_again(self, metrics: dict[str, Any], sharded: bool) -> dict[str, Any]:
         """Open the saved folder as anybody would; it must measure what the trained model measured.
@@ -435,7 +428,7 @@ class _Run:
         """
         from .models import load_pretrained
 
-        model = load_pretrained(str(self.folder.path), auto_class=self.auto_class, sharded=sharded)
+        model = load_pretrained(str(self.folder.path), auto_class=self.objective.auto_class, sharded=sharded)
         self.objective.check_saved(model)
         if self.prepared.held_out is None:
             return metrics
@@ -448,7 +441,10 @@ class _Run:
                 f"{self.folder.path} does not hold what was trained: opened again its held-out {name} is "
                 f"{again[name]:.4f}, not {metrics['after'][name]:.4f}. Please report this"
             )
-        return metrics
+        if not (used := self.objective.try_out(model, self.prepared.splits.eval)):
+            return metrics
+        self.console.print(used["words"], markup=False)
+        return self.folder.update_metrics(in_use=used)
 
     def push(self) -> None:
         hub = self.recipe.hub

@@ -29,6 +29,13 @@ def command(
     top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Sample from so much of the probability.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered at once.")] = 8,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="What drafts: a trained drafter, a smaller model with the same tokens, or lookup (copies "
+            "from the text). Prompts are then answered one by one."
+        ),
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code from the repository.")
     ] = False,
@@ -50,6 +57,8 @@ def command(
         top_p=top_p,
         seed=seed,
         batch_size=batch_size,
+        draft=draft,
+        tell=lambda text: typer.echo(text, err=True),
         trust_remote_code=trust_remote_code,
     )
     for prompt, answer in zip(asked, answers, strict=True):

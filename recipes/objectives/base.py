@@ -8,6 +8,7 @@ from ..errors import UserError
 
 if TYPE_CHECKING:
     from ...modeling import AnyformerConfig
+    from ..adapters import AdapterPlan
     from ..data import Mixture, Splits
     from ..evaluation import Sample
     from ..schema import Recipe
@@ -30,16 +31,17 @@ class Objective:
     """One run's objective.
 
     A subclass says what it needs as class attributes and overrides the methods below in the order in which a run
-    calls them: `configure` and `prepare` before a weight is loaded, `trainer`, `measure`, `samples` and `finish` with
-    the model.
+    calls them: `configure` and `prepare` before a weight is loaded, `begin`, `trainer`, `measure`, `samples` and
+    `finish` with the model.
 
     Attributes:
-        head: key of `modeling.HEADS`: what is trained and saved.
+        head: key of `modeling.HEADS`: what is trained and saved, unless `makes` says otherwise.
         formats: forms of rows it reads, see `data.load_splits`.
         task_type: PEFT's name for the head.
         shown: names of the held-out figures, in the order of the tables; the first is the one training must move.
         higher_is_better: of that first figure.
         passes: forward passes of a step beyond the one that is learned from, as of a reference model.
+        flops_a_token: of a step, about, for what is trained beside the model.
         reads_batches_alone: a step passes the rows of its batch through models of the trained one's architecture and
             computes nothing else, so that its FLOPs can be counted.
         samples_its_data: it trains on answers that the model gives, so a step may hold nothing to learn.
@@ -48,9 +50,9 @@ class Objective:
     """
 
     head: ClassVar[str] = "causal_lm"
-    formats: ClassVar[tuple[str, ...]] = ()
     task_type: ClassVar[str] = "CAUSAL_LM"
-    # These two may depend on the recipe.
+    # These three may depend on the recipe.
+    formats: tuple[str, ...] = ()
     shown: tuple[str, ...] = ("loss", "perplexity")
     higher_is_better: bool = False
     samples_its_data: ClassVar[bool] = False
@@ -58,6 +60,7 @@ class Objective:
     unmoved: ClassVar[str] = "No gradient reached them"
     preview_tokens: ClassVar[int | None] = None
     passes: int = 0
+    flops_a_token: int = 0
     mixture: "Mixture | None" = None  # of the rows that are left, where sources have weights
 
     def __init__(self, recipe: "Recipe", arguments: Any, config: "AnyformerConfig", tokenizer: Any) -> None:
@@ -93,6 +96,29 @@ class Objective:
             UserError: with the soft prompt it is beyond the model's positions.
         """
         return self.max_length
+
+    @classmethod
+    def makes(cls) -> str:
+        """What a run leaves: its `head`, or the name of what is no model by itself."""
+        return cls.head
+
+    @property
+    def auto_class(self) -> str:
+        """The Auto class that opens what is saved."""
+        from ...modeling import HEADS
+        from ..models import auto_class_of
+
+        return auto_class_of(HEADS[self.head].__name__) or "AutoModel"
+
+    def plan_of(self, config: "AnyformerConfig") -> "AdapterPlan":
+        """What is trained of a model with such a config, or beside it.
+
+        Raises:
+            UserError: an adapter that the model cannot have.
+        """
+        from ..adapters import plan_adapter
+
+        return plan_adapter(config, self.recipe.adapter, self)
 
     def configure(self, splits: "Splits") -> None:
         """Write into the config what only the data tell, such as the number of labels."""
@@ -201,6 +227,10 @@ class Objective:
         rows = (prepared.dataset[index] for index in range(min(count, len(prepared.dataset))))
         return [row_text(self.view(row), self.tokenizer, limit=self.preview_tokens) for row in rows]
 
+    def begin(self, model: Any) -> Any:
+        """What is trained, from the model as it was loaded: that itself, or what is to be put beside it."""
+        return model
+
     def trainer(self, model: Any, train: Any, held_out: Any, adapter: Any) -> Any:
         """The trainer; `adapter` is a PEFT config to attach, or None."""
         raise NotImplementedError
@@ -253,6 +283,15 @@ class Objective:
 
     def save_extra(self, trainer: Any, folder: Any) -> None:
         """Write beside the model what belongs to the result and is no part of the model, such as a value head."""
+
+    def try_out(self, model: Any, rows: Sequence[Row]) -> dict[str, Any]:
+        """Use the saved model, as it was opened again, for what it was made: figures, and under "words" the same for
+        people; nothing where the held-out measure says all."""
+        return {}
+
+    def next_steps(self, folder: Any) -> list[str]:
+        """Commands that a finished run leads to."""
+        return [f"anyformer chat {folder}"] if self.head == "causal_lm" and self.tokenizer.chat_template else []
 
     def reproduced(self, again: dict[str, float], after: dict[str, float]) -> bool:
         """Whether the saved model, opened again, measures what the trained one did."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..tokens.prompts import encode_prompt
 from .base import Objective, Row
 from .preference import plain_model
 from .trainers import built, train_routers
@@ -327,19 +328,6 @@ def _classifier_size(config: Any) -> int:
 
     with torch.device("meta"):
         return AutoModelForSequenceClassification.from_config(config).num_parameters()
-
-
-def render_prompt(prompt: Any, tokenizer: Any) -> str:
-    """The text that the policy goes on with: rendered messages, or plain text."""
-    if isinstance(prompt, str):
-        return prompt
-    return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-
-
-def encode_prompt(prompt: Any, tokenizer: Any) -> list[int]:
-    """The same as ids; a template has written the special tokens already."""
-    text = render_prompt(prompt, tokenizer)
-    return tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]
 
 
 def _shown(prompt: Any) -> str:

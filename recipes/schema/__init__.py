@@ -8,7 +8,7 @@ A new kind of adapter is one entry in `ADAPTERS`, a new kind of objective one in
 from .adapters import ADAPTERS, LoraAdapter, NoAdapter
 from .fields import SHAPES
 from .library import ARCHITECTURE_REFUSED, LIMITS, LOG_LEVELS, architecture_model
-from .objectives import DPO_LOSSES, OBJECTIVES, WHOLE_SOURCE
+from .objectives import DPO_LOSSES, DRAFTS, OBJECTIVES, WHOLE_SOURCE
 from .recipe import DEFAULT_KIND, KINDS, SECTIONS, Recipe, kind_in, refused_keys, section_model
 from .sections import ModelSection, Quantization
 from .sources import DATA_FIELDS
@@ -19,6 +19,7 @@ __all__ = [
     "DATA_FIELDS",
     "DEFAULT_KIND",
     "DPO_LOSSES",
+    "DRAFTS",
     "KINDS",
     "LIMITS",
     "LOG_LEVELS",

@@ -8,10 +8,10 @@ from small_tokenizer import build
 from template_families import ANSWER, FAMILIES, MORE, SECOND, USER
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anyformer.recipes.evaluation import _prompt, held_out_loss
+from anyformer.recipes.evaluation import held_out_loss, prompt_of_row
 from anyformer.recipes.generator import Generator
-from anyformer.recipes.objectives.policy import encode_prompt
 from anyformer.recipes.tokens.preferences import tokenize_pairs
+from anyformer.recipes.tokens.prompts import encode_prompt
 from anyformer.recipes.tokens.supervised import tokenize_rows
 
 
@@ -62,8 +62,8 @@ def test_one_beginning_token_and_the_same_ids_everywhere():
     assert prompt == tokenizer.apply_chat_template([USER], add_generation_prompt=True)["input_ids"]
     pair = {"prompt": [USER], "chosen": [ANSWER], "rejected": [SECOND]}
     for ids in (
-        _prompt(row, tokenizer)[2],
-        _prompt({"messages": [USER, ANSWER]}, tokenizer)[2],
+        prompt_of_row(row, tokenizer)[2],
+        prompt_of_row({"messages": [USER, ANSWER]}, tokenizer)[2],
         Generator.encode(SimpleNamespace(tokenizer=tokenizer), [USER]),
         encode_prompt([USER], tokenizer),
         tokenize_pairs([pair], tokenizer, max_length=64).dataset[0]["prompt_ids"],
@@ -71,7 +71,7 @@ def test_one_beginning_token_and_the_same_ids_everywhere():
         assert ids == prompt
     plain = {"prompt": "Is the", "completion": " fox"}
     trained = tokenize_rows([plain], tokenizer, max_length=None).dataset[0]["input_ids"]
-    ids = _prompt(plain, tokenizer)[2]
+    ids = prompt_of_row(plain, tokenizer)[2]
     assert trained[: len(ids)] == ids and trained.count(tokenizer.bos_token_id) == 1
 
 
