@@ -12,6 +12,8 @@ import torch
 from transformers.generation import LogitsProcessorList
 from transformers.generation.candidate_generator import CandidateGenerator
 
+DRAFTER_TYPE = "anyformer_drafter"  # the model_type: a class may come from a folder of its own
+
 
 @dataclass
 class SpeculationStatistics:

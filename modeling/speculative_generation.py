@@ -17,9 +17,7 @@ from transformers.generation import (
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
 from .configuration_anyformer import AnyformerConfig
-from .speculation import DrafterCandidateGenerator, SpeculationStatistics
-
-DRAFTER_TYPE = "anyformer_drafter"  # the model_type: a class may come from a folder of its own
+from .speculation import DRAFTER_TYPE, DrafterCandidateGenerator, SpeculationStatistics
 
 
 class _Stops(StoppingCriteria):
