@@ -334,6 +334,7 @@ def test_what_drafts_cannot_be_used_with_is_refused(case, tiny):
     drafter = drafts_of("mtp", base)
     for drafts in (drafter, {"prompt_lookup_num_tokens": 2}):
         refused(base, prompt.expand(2, -1), "not for a batch of 2", **drafts)
+        refused(base, prompt, "a quantized cache rounds", cache_implementation="quantized", **drafts)
         refused(base, prompt, "use_cache=False leaves nothing", use_cache=False, **drafts)
         cache = DynamicCache(config=base.config)
         base(prompt, cache=cache)
@@ -352,7 +353,7 @@ def test_a_draft_never_crosses_a_length_at_which_frequencies_turn(tiny):
     dynamic = tiny(rope_parameters=dynamic, max_position_embeddings=16)
     lookup = {"prompt_lookup_num_tokens": 3, "do_sample": False}
     for base in (longrope, dynamic):
-        with pytest.raises(ValueError, match="turns its frequencies at 16 tokens"):
+        with pytest.raises(ValueError, match="frequencies turn beyond 16 tokens"):
             base.generate(prompt, max_length=17, **lookup)
         within = base.generate(prompt, max_length=16, **lookup)
         assert torch.equal(within, base.generate(prompt, max_length=16, do_sample=False))
