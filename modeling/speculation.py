@@ -5,11 +5,14 @@ its tokens are drawn from the distributions that the check is told of.
 """
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from transformers.generation import LogitsProcessorList
 from transformers.generation.candidate_generator import CandidateGenerator
+
+DRAFTER_TYPE = "anyformer_drafter"  # the model_type: a class may come from a folder of its own
 
 
 @dataclass
@@ -38,6 +41,14 @@ class SpeculationStatistics:
             counts.extend([0] * (drafted - len(counts)))
             for place in range(count):
                 counts[place] += 1
+
+    def __add__(self, other: "SpeculationStatistics") -> "SpeculationStatistics":
+        """Those of two texts."""
+        total = SpeculationStatistics(self.rounds + other.rounds, self.tokens + other.tokens)
+        for name in ("drafted_at", "accepted_at"):
+            pairs = zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
+            setattr(total, name, [mine + theirs for mine, theirs in pairs])
+        return total
 
     def take_back(self, count: int) -> None:
         """The last tokens of the last round stand behind the end of the text."""

@@ -136,9 +136,10 @@ def test_all_weights_learn_and_the_base_does_not(tiny, kind):
     first = drafter(base=base, input_ids=text)
     first.loss.backward()
     assert all(weight.grad is not None for weight in drafter.parameters())
-    assert sum(weight.grad.abs().sum() > 0 for weight in drafter.parameters()) > 0.7 * len(list(drafter.parameters()))
     drafter.zero_grad()
+    start = {name: weight.clone() for name, weight in drafter.state_dict().items()}
     fit(drafter, base, text, steps=40)
+    assert not any(torch.equal(weight, start[name]) for name, weight in drafter.state_dict().items())
     last = drafter(base=base, input_ids=text)
     assert (last.losses < first.losses).all()
     assert all(torch.equal(weight, before[name]) for name, weight in base.state_dict().items())
