@@ -55,6 +55,7 @@ def register() -> None:
             cls = classes[reference.rpartition(".")[2]]
             getattr(transformers, auto_name).register(AnyformerConfig, cls, exist_ok=True)
             cls.register_for_auto_class(auto_name)
+    transformers.AutoModelForDecision.register(AnyformerConfig, AnyformerForCausalLM, exist_ok=True)
     transformers.AutoConfig.register(AnyformerDrafterConfig.model_type, AnyformerDrafterConfig, exist_ok=True)
     transformers.AutoModel.register(AnyformerDrafterConfig, AnyformerDrafter, exist_ok=True)
     AnyformerDrafterConfig.register_for_auto_class()

@@ -6,11 +6,14 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_anyformer import AnyformerConfig
-from .linear import project
+from .grouped import grouped_sdpa, shares_keys
+from .linear import project, project_all
 from .norms import build_norm
+from .paged_attention import by_request
 from .positions import Rotation, apply_rotary
 from .registry import ATTENTIONS
 
@@ -88,6 +91,7 @@ class AttentionBase(nn.Module):
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.attention_multiplier or self.head_dim**-0.5
+        self.softcap = config.attn_logit_softcapping
         # A module, so that trainers that set the `p` of every nn.Dropout to 0 reach it.
         self.attn_dropout = nn.Dropout(config.attention_dropout)
 
@@ -108,12 +112,16 @@ class AttentionBase(nn.Module):
         attend: Callable = eager_attention_forward
         if implementation != "paged|eager":  # the library's knows neither biases nor soft caps
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        if attend is sdpa_attention_forward and shares_keys(query, self.num_key_value_groups):
+            attend = grouped_sdpa
         if position_bias is not None:
             if implementation == "flex_attention":  # it looks up each element
                 position_bias = position_bias.expand(query.shape[0], -1, query.shape[2], -1)
             kwargs["position_bias"] = position_bias.to(query.dtype)
-        if self.config.attn_logit_softcapping is not None:
-            kwargs["softcap"] = self.config.attn_logit_softcapping
+        if self.softcap is not None:
+            kwargs["softcap"] = self.softcap
+        if "write_index" in kwargs and isinstance(attention_mask, torch.Tensor):  # a row of many requests
+            attend = by_request(attend, kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"])
         output, weights = attend(
             self,
             query,
@@ -161,6 +169,7 @@ class GroupedQueryAttention(AnyformerAttention):
         self.k_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
         self._project_out(query_size)
+        self.clip = config.clip_qkv
         self.q_norm, self.k_norm = (
             self._head_norm(n) for n in (config.num_attention_heads, config.num_key_value_heads)
         )
@@ -179,8 +188,8 @@ class GroupedQueryAttention(AnyformerAttention):
         heads = projected.view(*projected.shape[:-1], -1, self.head_dim)
         if norm is not None and self.config.qk_norm != "full":
             heads = norm(heads)
-        if self.config.clip_qkv is not None:
-            heads = heads.clamp(-self.config.clip_qkv, self.config.clip_qkv)
+        if self.clip is not None:
+            heads = heads.clamp(-self.clip, self.clip)
         return heads.transpose(1, 2)
 
     def forward(
@@ -192,9 +201,9 @@ class GroupedQueryAttention(AnyformerAttention):
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[batch, length, hidden_size] -> the same; where eager computes them, the weights [batch, heads, q, k]."""
-        query = self._heads(project(self.q_proj, hidden_states), self.q_norm)  # [batch, heads, length, head_dim]
-        key = self._heads(project(self.k_proj, hidden_states), self.k_norm)  # [batch, kv_heads, length, head_dim]
-        value = self._heads(project(self.v_proj, hidden_states))
+        query, key, value = project_all((self.q_proj, self.k_proj, self.v_proj), hidden_states)
+        query = self._heads(query, self.q_norm)  # [batch, heads, length, head_dim]
+        key, value = self._heads(key, self.k_norm), self._heads(value)  # [batch, kv_heads, length, head_dim]
         if position_embeddings is not None:
             query = apply_rotary(query, *position_embeddings, self.interleaved)
             key = apply_rotary(key, *position_embeddings, self.interleaved)
@@ -239,10 +248,7 @@ class CrossAttention(AttentionBase):
             layer: Any = kept.cross_attention_cache.layers[self.layer_idx]
             key, value = layer.keys, layer.values
         else:
-            key, value = (
-                heads(project(self.k_proj, encoder_hidden_states)),
-                heads(project(self.v_proj, encoder_hidden_states)),
-            )
+            key, value = map(heads, project_all((self.k_proj, self.v_proj), encoder_hidden_states))
             if kept is not None:
                 key, value = kept.cross_attention_cache.update(key, value, self.layer_idx)
                 kept.is_updated[self.layer_idx] = True

@@ -32,14 +32,14 @@ def keep_whole(cache: Cache, required: bool) -> None:
         if not getattr(layer, "is_sliding", False):
             continue
         held = layer.keys.shape[-2] if layer.is_initialized else 0
-        if type(layer) is not DynamicSlidingWindowLayer or layer.cumulative_length != held:
+        if not isinstance(layer, DynamicSlidingWindowLayer) or layer.cumulative_length != held:
             if not required:
                 continue
             raise ValueError(
                 "attention_mask has padding in the middle or on the right of a row, behind which a window reaches "
                 "further back than this cache keeps: pad on the left, or use a dynamic cache"
             )
-        whole = DynamicLayer()
+        whole = layer.whole() if hasattr(layer, "whole") else DynamicLayer()
         if held:
             whole.update(layer.keys, layer.values)
         own.layers[index] = whole

@@ -24,6 +24,8 @@ AUTO_MAP = {
     "AutoModelForSequenceClassification": "classifier_heads.AnyformerForSequenceClassification",
     "AutoModelForTokenClassification": "classifier_heads.AnyformerForTokenClassification",
 }
+# `transformers serve` opens a folder with this class; without it, it looks for the architecture in the library alone.
+DECISION_MAP = {"AutoModelForDecision": AUTO_MAP["AutoModelForCausalLM"]}
 
 # Keyword arguments that the base class takes beside its fields.
 _BASE_ARGUMENTS = {
@@ -41,6 +43,22 @@ _BASE_ARGUMENTS = {
     "rope_theta",
     "torch_dtype",
     "torchscript",
+}
+# Arguments of the loaders of models: programs, `transformers serve` among them, hand all they have to the config too.
+_LOADING_ARGUMENTS = {
+    "adapter_kwargs",
+    "code_revision",
+    "device_map",
+    "key_mapping",
+    "max_memory",
+    "offload_buffers",
+    "offload_folder",
+    "return_dict",
+    "state_dict",
+    "tp_plan",
+    "tqdm_class",
+    "use_kernels",
+    "variant",
 }
 
 
@@ -290,7 +308,7 @@ class AnyformerConfig(PreTrainedConfig):
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
-    auto_map: dict[str, Any] = field(default_factory=lambda: dict(AUTO_MAP))
+    auto_map: dict[str, Any] = field(default_factory=lambda: AUTO_MAP | DECISION_MAP)
 
     def __post_init__(self, **kwargs: Any) -> None:
         refuse_unknown(type(self), kwargs)
@@ -371,10 +389,18 @@ class AnyformerConfig(PreTrainedConfig):
         return rope if self.rope_thetas is None else rope | {"rope_theta": self.rope_thetas[layer]}
 
     @property
-    def longrope_lengths(self) -> set[int]:
-        """Lengths at which rope_type "longrope" turns to its other frequencies."""
-        ropes = [rope for layer in range(self.num_hidden_layers) if (rope := self.rope_of(layer) or {})]
-        return {r["original_max_position_embeddings"] for r in ropes if r["rope_type"] == "longrope"}
+    def turning_lengths(self) -> dict[int, str]:
+        """Lengths beyond which rotary frequencies are others, with their rope_type: "longrope", "dynamic"."""
+        ropes = [rope for layer in range(self.num_hidden_layers) if (rope := self.rope_of(layer))]
+        trained = "original_max_position_embeddings"
+        turning = {r[trained]: r["rope_type"] for r in ropes if r["rope_type"] == "longrope"}
+        dynamic = {self.max_position_embeddings: "dynamic"}  # the formula knows no other length
+        return turning | (dynamic if any(r["rope_type"] == "dynamic" for r in ropes) else {})
+
+    @property
+    def position_limit(self) -> int | None:
+        """Tokens that a text can have; None: positions of this kind go on beyond `max_position_embeddings`."""
+        return self.max_position_embeddings if self.position_embedding == "learned" else None
 
     def _refuse_contradictions(self, kwargs: Mapping[str, Any]) -> None:
         """Two names of one field with two values: the base class would drop one of them."""
@@ -421,7 +447,7 @@ class AnyformerConfig(PreTrainedConfig):
         if "rope_theta" in unused:
             raise TypeError("rope_theta is no field of AnyformerConfig: override rope_parameters")
         try:
-            refuse_unknown(cls, {k: v for k, v in unused.items() if k not in ("code_revision", "return_dict")})
+            refuse_unknown(cls, {k: v for k, v in unused.items() if k not in _LOADING_ARGUMENTS})
         except TypeError as error:
             raise UnknownOverrideError(str(error)) from None
         return config

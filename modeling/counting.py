@@ -101,7 +101,7 @@ def count(config: Any, sequence_length: int = 1, head: str | None = None) -> Cou
         parameters,
         sum(parameters.values()) - idle,
         _flops_of(model, config).of(*sides),
-        0 if config.architecture == "encoder" else config.num_hidden_layers * _cached_values(config),
+        0 if config.architecture == "encoder" else config.num_hidden_layers * cached_values(config),
     )
 
 
@@ -157,7 +157,7 @@ def _linear_flops(name: str, module: torch.nn.Module, config: Any) -> int:
     return 0
 
 
-def _cached_values(config: Any) -> int:
+def cached_values(config: Any) -> int:
     """Numbers that one layer keeps of one token; the encoder's keys and values are kept once, not a token."""
     if config.attention == "mla":
         return config.kv_lora_rank + config.qk_rope_head_dim

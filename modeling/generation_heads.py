@@ -13,8 +13,10 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import can_return_tuple
 
 from .configuration_anyformer import AnyformerConfig
+from .growing_cache import GrowingCache
 from .head_base import shift_right
 from .language_heads import LanguageModelHead
+from .long_texts import LongTextGeneration
 from .losses import (
     IGNORED,
     causal_lm_loss,
@@ -22,15 +24,33 @@ from .losses import (
 )
 from .masks import REAL_INDICES, attention_masks, real_indices
 from .modeling_anyformer import one_cache
+from .onednn import GENERATION
 from .outputs import AnyformerHeadOutput
 from .paged import PagedGeneration
+from .positions import frequencies_turn
+from .quantized_cache import Int8Cache
 from .registry import POSITION_EMBEDDINGS
 from .soft_prompts import SoftPromptGeneration
 from .speculative_generation import SpeculativeGeneration
 
+# What moves to the host's memory layer by layer, and what the same is where it is there already.
+ON_THE_HOST = {"offloaded": "dynamic", "offloaded_static": "static"}
 
-class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, SpeculativeGeneration, GenerationMixin):
+
+class GenerationHead(
+    LanguageModelHead,
+    PagedGeneration,
+    LongTextGeneration,
+    SoftPromptGeneration,
+    SpeculativeGeneration,
+    GenerationMixin,
+):
     """What `generate` needs of a head."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As the base class."""
+        with GENERATION.begun():
+            return super().generate(*args, **kwargs)
 
     def prepare_inputs_for_generation(
         self, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
@@ -43,27 +63,37 @@ class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, S
         if self.config.is_encoder_decoder and isinstance(mask, torch.Tensor) and mask.dim() == 2:
             # A static cache gets its masks built ahead, in which the padding of a prompt can no longer be counted.
             kwargs["decoder_position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
-        if inputs_embeds is None and self._frequencies_switch(args[0] if args else kwargs["input_ids"], kwargs):
-            # What is cached was rotated by the frequencies for short texts: all is computed anew, once.
+        if inputs_embeds is None and self._frequencies_turn(args[0] if args else kwargs["input_ids"], kwargs):
+            # All is computed anew: once for longrope, at every step for dynamic.
             kwargs |= {"cache": None, "next_sequence_length": None}
         inputs = super().prepare_inputs_for_generation(*args, inputs_embeds=inputs_embeds, **kwargs)
         if "cache" in inputs:
             inputs["past_key_values"] = inputs.pop("cache")
         return inputs
 
-    def _frequencies_switch(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bool:
-        """Whether this step is the first beyond the original length of rope_type "longrope"."""
-        cache = kwargs.get("cache")
-        lengths = self.config.longrope_lengths
-        if not lengths or cache is None or self.config.is_encoder_decoder:
+    def _frequencies_turn(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+        """Whether what is cached was rotated by other frequencies than a text gets that is as long as one is now.
+
+        Raises:
+            ValueError: so it is, and the tokens that were cached are not there to be rotated anew.
+        """
+        cache, turning = kwargs.get("cache"), self.model.positions.turning
+        if not turning or cache is None or kwargs.get("text_lengths") is not None:
             return False
-        past, mask, virtual = cache.get_seq_length(), kwargs.get("attention_mask"), self.virtual_tokens()
+        mask = kwargs.get("decoder_attention_mask" if self.config.is_encoder_decoder else "attention_mask")
+        past, virtual = cache.get_seq_length(), self.virtual_tokens()
         if not past:
             return False
         if mask is None:
             mask = torch.ones_like(input_ids)
-        before, now = (int(mask[:, :end].sum(-1).max()) + virtual for end in (past - virtual, mask.shape[1]))
-        return any(before <= length < now for length in lengths)
+        before, now = (mask[:, :end].sum(-1) + virtual for end in (past - virtual, mask.shape[1]))  # [batch]
+        turned = bool(frequencies_turn(turning, before, now).any())
+        if turned and input_ids.shape[1] < mask.shape[1]:
+            raise ValueError(
+                f"the text grows beyond {min(turning)} tokens, where its rotary frequencies turn: give `generate` the "
+                "whole text, not only what is new behind the cache"
+            )
+        return turned
 
     @staticmethod
     def create_masks_for_generate(
@@ -77,14 +107,42 @@ class GenerationHead(LanguageModelHead, PagedGeneration, SoftPromptGeneration, S
         counted = real_indices(attention_mask) if positions.adds_bias else None
         return masks if counted is None else {**masks, REAL_INDICES: counted}
 
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any):
-        given = model_kwargs.get("cache")
-        result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        """As the base class: the dynamic cache grows in place, nothing is moved off a CPU to a CPU, and "quantized"
+        is in 8 bits where `cache_config` names no backend."""
+        given, kind = model_kwargs.get("cache"), generation_config.cache_implementation
+        in_8_bits = given is None and kind == "quantized" and "backend" not in (generation_config.cache_config or {})
+        if in_8_bits and generation_config.cache_config:
+            raise ValueError(
+                f"cache_config={generation_config.cache_config} names no backend, and without one the cache is in 8 "
+                "bits and has no options: add 'backend', which is 'quanto', 'hqq' or 'fp8'"
+            )
+        if in_8_bits or (given is None and self.device.type == "cpu" and kind in ON_THE_HOST):
+            generation_config.cache_implementation = ON_THE_HOST.get(kind, "dynamic")
+        super()._prepare_cache_for_generation(
+            generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+        )
         cache = model_kwargs.get("cache")
-        if cache is not given and isinstance(cache, EncoderDecoderCache):
-            # The library sizes it by the decoder's windows, which would cut the encoder's keys.
-            model_kwargs["cache"] = EncoderDecoderCache(cache.self_attention_cache, DynamicCache())
-        return result
+        if cache is None or cache is given:
+            return
+        own, both = cache, isinstance(cache, EncoderDecoderCache)
+        if both:
+            own = cache.self_attention_cache
+        if in_8_bits:
+            own = Int8Cache(self.config)
+        elif type(own) is DynamicCache and not own.offloading:
+            own = GrowingCache(self.config, longest=max_cache_length)
+        if generation_config.is_assistant:  # the tokens that are refused are taken back
+            own.activate_past_recording()
+        # The library sizes the encoder's part by the decoder's windows, which would cut its keys.
+        model_kwargs["cache"] = EncoderDecoderCache(own, DynamicCache()) if both else own
 
 
 class AnyformerForCausalLM(GenerationHead):
@@ -116,12 +174,14 @@ class AnyformerForCausalLM(GenerationHead):
         Args:
             labels: [batch, length], -100 where nothing is to be learned; shifted here.
             logits_to_keep: positions whose logits are wanted: 0 for all, n for the last n, or indices.
+            kwargs: `output_last_hidden_state`: return the states [batch, length, hidden_size] that the head reads too.
 
         Returns:
             `logits` [batch, kept, vocab_size] (None where the loss is computed in chunks: see
             `AnyformerConfig.loss_chunk_size`), `cache`, and with labels `loss`, divided by `num_items_in_batch`
             where the trainer passes it.
         """
+        wants_states = kwargs.pop("output_last_hidden_state", False)
         targets = kwargs.get("shift_labels") if labels is None else labels[:, 1:]
         outputs = self.model(
             input_ids=input_ids,
@@ -148,7 +208,8 @@ class AnyformerForCausalLM(GenerationHead):
         if targets is not None:
             items = (targets != IGNORED).sum()
             loss, extra = self._add_router_losses(loss, outputs, [attention_mask], items, total)
-        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra, z_loss=z)
+        states = outputs.last_hidden_state if wants_states else None
+        return self._output(outputs, loss=loss, logits=logits, aux_loss=extra, z_loss=z, last_hidden_state=states)
 
 
 class AnyformerForConditionalGeneration(GenerationHead):

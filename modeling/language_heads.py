@@ -13,7 +13,7 @@ from transformers.utils.import_utils import is_tracing
 
 from .configuration_anyformer import AnyformerConfig
 from .head_base import AnyformerHead
-from .linear import is_plain, project
+from .linear import project
 from .losses import (
     IGNORED,
     Count,
@@ -26,6 +26,7 @@ from .losses import (
 )
 from .norms import build_norm
 from .outputs import AnyformerHeadOutput
+from .plain import is_plain
 
 
 class LanguageModelHead(AnyformerHead):

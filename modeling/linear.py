@@ -3,11 +3,15 @@
 The layers are torch's own: quantisers, adapters and tensor parallelism look for exactly these.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from .onednn import inference_products
+from .plain import is_plain
 
 # Fewer rows, as while a token is generated, are bound by reading the weights, which are half as long in 16 bits. With
 # so many fp32 is faster for weights from 576 x 576 to 2,048 x 8,192.
@@ -44,6 +48,17 @@ def project(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     Weights, inputs, outputs and what is kept for backward stay in 16 bits; fp32 copies of what one layer multiplies
     exist while it does.
     """
+    return project_all((layer,), states)[0]
+
+
+def project_all(layers: Sequence[nn.Module], states: torch.Tensor) -> Sequence[torch.Tensor]:
+    """What several layers make of the same states, each as `project`; in one product where there is a copy of all."""
+    if not torch.is_grad_enabled() and (outputs := inference_products(layers, states)) is not None:
+        return outputs
+    return [_projected(layer, states) for layer in layers]
+
+
+def _projected(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     # In this order: where it does not apply, a token costs no more than the question.
     if SLOW_IN_16_BITS and states.dtype in NARROW and _wants_fp32(layer, states):
         return _InFp32.apply(states, layer.weight, layer.bias)
@@ -80,14 +95,3 @@ class _InFp32(torch.autograd.Function):
             (rows.T @ states.flatten(0, -2).float()).to(dtype) if by_weight else None,
             rows.sum(0).to(dtype) if by_bias else None,
         )
-
-
-def is_plain(layer: nn.Module) -> bool:
-    """Whether a weight and a bias are all that a linear layer is: no adapter, hook, quantised or distributed weight."""
-    inner = getattr(layer, "_orig_mod", layer)  # what torch.compile has wrapped
-    for module in (layer, inner):
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-            return False
-    if type(inner) is not nn.Linear or "forward" in vars(inner):
-        return False
-    return type(layer.weight) in (nn.Parameter, torch.Tensor)

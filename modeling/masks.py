@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import (
     and_masks,
     create_bidirectional_mask,
@@ -48,6 +48,10 @@ def attention_masks(
         and not attention_mask.is_floating_point()
     ):
         attention_mask = attention_mask.bool()  # a kernel would add 1 and 0
+    if causal and documents is None:
+        ready = _of_one_query(config, layer_types, inputs_embeds, attention_mask, cache)
+        if ready is not None:
+            return ready
     packed = None if documents is None else packed_sequence_mask_function(documents)
     if documents is not None and positions is not None:
         packed = _behind_prefix(documents, positions.shape[1] - documents.shape[1])
@@ -80,6 +84,28 @@ def attention_masks(
             parts.append(_window(config, counted, causal))
         masks[layer_type] = full(**arguments, and_mask_function=and_masks(*parts) if parts else None)
     return masks
+
+
+def _of_one_query(
+    config: AnyformerConfig, layer_types: Iterable[str], inputs_embeds: torch.Tensor, attention_mask: Any, cache: Any
+) -> dict[str, Any] | None:
+    """The masks of one query that sees all its layer gives it, so that a token needs none built; None: build them."""
+    own: Any = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    if inputs_embeds.shape[1] != 1 or not isinstance(own, DynamicCache) or is_tracing(inputs_embeds):
+        return None
+    types = set(layer_types)
+    if "global_sliding_attention" in types or len(own.layers) < config.num_hidden_layers:
+        return None
+    pairs: Any = zip(own.layers, config.layer_types, strict=False)
+    if "sliding_attention" in types and not all(x.is_sliding for x, kind in pairs if kind == "sliding_attention"):
+        return None  # a layer that keeps everything needs its window hidden
+    if attention_mask is None:
+        return dict.fromkeys(types)
+    plain = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
+    if not plain or types != {"full_attention"} or config._attn_implementation not in ("eager", "sdpa"):
+        return None
+    mask = attention_mask.bool()
+    return {"full_attention": None if mask.device.type == "cpu" and mask.all() else mask[:, None, None, :]}
 
 
 def _behind_prefix(documents: torch.Tensor, past: int) -> Callable:
@@ -248,6 +274,19 @@ def positions_of(attention_mask: Any, past: Any, inputs_embeds: torch.Tensor) ->
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
         return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
     return (torch.arange(length, device=inputs_embeds.device) + past).unsqueeze(0)
+
+
+def lengths_of(position_ids: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+    """Tokens of the text that each token stands in, as far as it goes: [batch or 1, 1], packed [batch, length].
+
+    Args:
+        position_ids: [batch or 1, length]; documents: [batch, length], their numbers, or None.
+    """
+    if documents is None:
+        return position_ids.amax(dim=-1, keepdim=True) + 1
+    position_ids = position_ids.expand_as(documents)
+    last = torch.zeros_like(position_ids).scatter_reduce(-1, documents, position_ids, "amax")  # by document
+    return last.gather(-1, documents) + 1
 
 
 def positions_behind_prefix(position_ids: torch.Tensor, documents: torch.Tensor, cache: Cache) -> torch.Tensor:

@@ -9,9 +9,10 @@ from transformers.cache_utils import Cache
 
 from .attention import AnyformerAttention, softmax_of_scores
 from .configuration_anyformer import AnyformerConfig
-from .linear import is_plain, project
+from .linear import project
 from .norms import build_norm
 from .paged import is_paged
+from .plain import is_plain
 from .positions import Rotation, apply_rotary
 from .registry import ATTENTIONS
 

@@ -7,7 +7,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from .configuration_anyformer import AnyformerConfig
-from .linear import project
+from .linear import project, project_all
 from .registry import MLPS
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -57,9 +57,8 @@ class GatedMLP(FeedForward):
         return act_fn(gate) * up
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        inner = self.combine(
-            project(self.gate_proj, hidden_states), project(self.up_proj, hidden_states), self.act_fn, self.limit
-        )
+        gate, up = project_all((self.gate_proj, self.up_proj), hidden_states)
+        inner = self.combine(gate, up, self.act_fn, self.limit)
         return project(self.down_proj, self.act_dropout(inner))
 
 

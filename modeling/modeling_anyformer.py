@@ -19,10 +19,13 @@ from .attention import AnyformerAttention, CrossAttention
 from .cache_layers import held_by
 from .configuration_anyformer import AnyformerConfig
 from .counting import part_of
+from .flat_step import flat_layers
+from .growing_cache import GrowingCache
 from .layers import AnyformerLayer
 from .masks import (
     attention_masks,
     check_width,
+    lengths_of,
     packed_documents,
     packed_lengths,
     positions_behind_prefix,
@@ -35,7 +38,8 @@ from .moe import AnyformerExperts, AnyformerRouter  # experts: @use_experts_impl
 from .norms import AnyformerNorm, build_norm
 from .outputs import AnyformerModelOutput
 from .paged import is_paged, paged_positions
-from .positions import PositionEmbedding, RotaryTable
+from .paged_attention import RequestBatch
+from .positions import PositionEmbedding, RotaryTable, frequencies_turn
 from .registry import CHOICES, LAYERS, POSITION_EMBEDDINGS
 
 logger = logging.get_logger(__name__)
@@ -268,7 +272,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
         self,
         hidden_states: torch.Tensor,
         attention_mask: Any,
-        cache: Cache | None,
+        cache: Any,
         position_ids: torch.Tensor,
         masks: dict[str, Any],
         behind: torch.Tensor | None,
@@ -289,7 +293,9 @@ class AnyformerStack(AnyformerPreTrainedModel):
             kind = layer.layer_type
             if kind in biases:
                 continue
-            if is_paged(cache):
+            if isinstance(cache, RequestBatch):
+                pair = cache.positions(kind)
+            elif is_paged(cache):
                 ends = paging["cu_seq_lens_q"], paging["cu_seq_lens_k"][kind]
                 pair = paged_positions(position_ids, *ends, masks[kind].shape[-1])
             else:
@@ -310,6 +316,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         encoder_documents: torch.Tensor | None = None,
+        text_lengths: torch.Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> AnyformerModelOutput:
@@ -318,6 +325,8 @@ class AnyformerStack(AnyformerPreTrainedModel):
         Args:
             encoder_hidden_states: [batch, source, hidden_size], what is looked at.
             encoder_documents: [batch, source], numbers of the documents packed into the source.
+            text_lengths: [batch], tokens of each text once all its parts are there, where it comes in parts: what
+                frequencies that turn with the length go by; default: what there is so far.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Pass exactly one of input_ids and inputs_embeds")
@@ -343,12 +352,23 @@ class AnyformerStack(AnyformerPreTrainedModel):
             cache = self.new_cache(encoder_hidden_states is not None)
         if encoder_hidden_states is not None and isinstance(cache, DynamicCache):  # keys of the decoder, as a prefix
             cache = EncoderDecoderCache(cache, DynamicCache())
-        if position_ids is None or getattr(attention_mask, "ndim", 0) == 2:  # the paged cache knows no one length
-            past = cache.get_seq_length() if cache is not None else 0
+        counted = position_ids is None
+        # The paged cache knows no one length.
+        past: Any = cache.get_seq_length() if cache is not None and not is_paged(cache) else 0
+        if counted or getattr(attention_mask, "ndim", 0) == 2:
             check_width(attention_mask, past, shaped)
-            if position_ids is None:
+            if counted:
                 position_ids = positions_of(attention_mask, past, shaped)
+        if not is_tracing(position_ids):
+            # Positions that were handed in could be any; a single one is the next, as `generate` counts.
+            known = isinstance(past, int) and (counted or shaped.shape[1] == 1)
+            self.positions.check(position_ids, past + shaped.shape[1] if known else None)
 
+        together: Any = None
+        if is_paged(cache) and RequestBatch.fits(position_ids, kwargs):
+            together = RequestBatch(cache, position_ids, kwargs)
+            cache = together
+            input_ids, position_ids, attention_mask, kwargs = input_ids.T, together.position_ids, together.masks, {}
         hidden_states = self.embed(input_ids, inputs_embeds, token_type_ids, position_ids)
         masks = attention_mask
         if not isinstance(masks, dict):
@@ -366,7 +386,12 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 encoder_hidden_states=encoder_hidden_states,
                 and_mask_function=same_document(packed, encoder_documents),
             )
-        rotations = self.positions.rotations(hidden_states, position_ids)
+        lengths = None
+        if self.positions.turning:
+            lengths = lengths_of(position_ids, packed) if text_lengths is None else text_lengths[:, None]
+            if cache is not None and not is_tracing(lengths):
+                self._require_frequencies(cache, lengths)
+        rotations = self.positions.rotations(hidden_states, position_ids, lengths)
         biases = self.position_biases(hidden_states, attention_mask, cache, position_ids, masks, behind, kwargs)
         # Only routers ask which tokens are real.
         token_mask = _token_mask(attention_mask, hidden_states) if self.config.num_experts else None
@@ -374,6 +399,11 @@ class AnyformerStack(AnyformerPreTrainedModel):
         if cache is not None and self._checkpoints():
             held, cache = held_by(cache), None  # computed twice, a layer would also write into it twice
         layer: Any
+        if (flat := flat_layers(self, hidden_states, cache)) is not None:
+            own: Any = cache
+            for layer, cached in zip(flat, own.layers, strict=True):
+                hidden_states = layer(hidden_states, rotations.get(layer.place), masks[layer.kind], cached)
+            return AnyformerModelOutput(last_hidden_state=self.norm(hidden_states), cache=cache)
         for index, layer in enumerate(self.layers):
             # What has a gradient goes in by position: reentrant checkpointing cuts only that off from the graph.
             hidden_states = layer(
@@ -390,7 +420,25 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 token_mask=token_mask,
                 **kwargs,
             )
-        return AnyformerModelOutput(last_hidden_state=self.norm(hidden_states), cache=cache)
+        hidden_states = self.norm(hidden_states)
+        if together is not None:
+            hidden_states = hidden_states.transpose(0, 1)
+        return AnyformerModelOutput(last_hidden_state=hidden_states, cache=cache)
+
+    def _require_frequencies(self, cache: Any, lengths: torch.Tensor) -> None:
+        """Raises:
+        ValueError: the cache holds keys that were rotated by other frequencies than texts of `lengths` [batch or 1, 1]
+            have; a prefix that PEFT put there was not rotated.
+        """
+        before, turning = getattr(cache, "rotated_for", None), self.positions.turning
+        # Of a batch that was selected from it is not known which rows are left.
+        if before is not None and before.shape == lengths.shape and frequencies_turn(turning, before, lengths).any():
+            raise ValueError(
+                f"beyond {min(turning)} tokens the rotary frequencies turn with the length of the text, and the cache "
+                "holds keys of other ones: run the whole text anew, as `generate` does; where a text comes in parts, "
+                "pass text_lengths with the first"
+            )
+        cache.rotated_for = lengths
 
     def _checkpoints(self) -> bool:
         """Whether a layer of this pass will be computed again in the backward pass."""
@@ -399,7 +447,8 @@ class AnyformerStack(AnyformerPreTrainedModel):
 
     def new_cache(self, crosses: bool) -> Cache:
         """An empty cache; the encoder's keys and values are kept whole whatever window the decoder has."""
-        own = DynamicCache(config=self.config)
+        # What an export knows is the library's own.
+        own = DynamicCache(config=self.config) if is_tracing() else GrowingCache(self.config)
         return EncoderDecoderCache(own, DynamicCache()) if crosses else own
 
 

@@ -113,6 +113,17 @@ class PlainLayerNorm(AnyformerLayerNorm):
     has_bias = False
 
 
+NORMS_OF_THIS_PACKAGE = (
+    AnyformerRMSNorm,
+    OffsetRMSNorm,
+    PlainRMSNorm,
+    AnyformerLayerNorm,
+    UnbiasedLayerNorm,
+    OffsetLayerNorm,
+    PlainLayerNorm,
+)
+
+
 def build_norm(
     config: AnyformerConfig, size: int | tuple[int, ...] | None = None, eps: float | None = None
 ) -> nn.Module:

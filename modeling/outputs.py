@@ -45,6 +45,7 @@ class AnyformerHeadOutput(ModelOutput):
         prediction_logits, seq_relationship_logits: [batch, length, vocab_size] and [batch, 2] of the pretraining head.
         aux_loss: the load-balancing loss, which `loss` holds times `router_aux_loss_coef`.
         z_loss: in training mode, the mean of log(Z)^2, which `loss` holds times `z_loss_coef`; without gradient.
+        last_hidden_state: [batch, length, hidden_size], what the head of a decoder reads, where asked for.
     """
 
     loss: torch.Tensor | None = None
@@ -65,3 +66,4 @@ class AnyformerHeadOutput(ModelOutput):
     encoder_last_hidden_state: torch.Tensor | None = None
     encoder_hidden_states: tuple[torch.Tensor, ...] | None = None
     encoder_attentions: tuple[torch.Tensor, ...] | None = None
+    last_hidden_state: torch.Tensor | None = None

@@ -1,14 +1,23 @@
 """Continuous batching: what the library's paged cache asks of a model, and what cannot be exact under it."""
 
-from collections.abc import Iterator
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from .configuration_anyformer import AnyformerConfig
 from .soft_prompts import soft_prompt_of
+
+# On CPUs, where nothing else is stated. A pass of more tokens makes all requests wait for one long prompt, and the
+# library fills masks of [tokens of a pass, tokens of the cache].
+PASS_TOKENS = 512
+SERVED_TOKENS = 16_384
 
 
 def is_paged(cache: Any) -> bool:
@@ -36,20 +45,101 @@ class PagedGeneration:
 
     config: AnyformerConfig
 
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base class.
+    def init_continuous_batching(
+        self, generation_config: Any = None, continuous_batching_config: Any = None, workload_hints: Any = None
+    ) -> Any:
+        """As the base class; what `generation_config` leaves open is filled as for `generate`, and on CPUs the cache
+        gets the size that the requests need, where the base class takes a share of the machine's memory.
 
         Raises:
-            ValueError: the paged cache cannot serve this config exactly.
+            ValueError: this model, these settings or requests as long as `workload_hints` says cannot be served
+                exactly. `add_request` of the manager raises it for a request that never fits; in the base class such
+                a one ends all others with it.
         """
+        batching = continuous_batching_config or ContinuousBatchingConfig()
+        settings, _ = self._prepare_generation_config(generation_config)  # type: ignore[attr-defined]
         soft = ["it would run without its soft prompt"] if soft_prompt_of(self) is not None else []
-        for problem in [*soft, *_problems(self.config)]:
+        unknown = _unknown_settings(settings, self._get_logits_processor(settings), batching)  # type: ignore[attr-defined]
+        for problem in [*soft, *_problems(self.config), *unknown]:
             raise ValueError(f"continuous batching cannot serve this model: {problem}; use `generate`")
+        if self.device.type != "cpu":  # type: ignore[attr-defined]
+            return self._manager(settings, batching, workload_hints)
+        sized = _sized_for_cpu(batching, self.config, workload_hints)
+        try:
+            return self._manager(settings, sized, workload_hints)
+        except MemoryError:  # then as many blocks as there is room for
+            return self._manager(settings, dataclasses.replace(sized, num_blocks=batching.num_blocks), workload_hints)
+
+    def _manager(self, settings: Any, batching: ContinuousBatchingConfig, hints: Any) -> Any:
+        from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
+
         with _cache_sizes(self.config):
-            manager = super().init_continuous_batching(*args, **kwargs)  # type: ignore[misc]
-            if manager.batch_processor is None:  # the cache is made here, from the sizes that the config shows now
-                manager.warmup()
+            manager = super().init_continuous_batching(settings, batching, hints)  # type: ignore[misc]
+            if manager.batch_processor is not None:  # one that was kept
+                return manager
+            manager.warmup()  # the cache is made here, from the sizes that the config shows now
+        processor: Any = manager.batch_processor
+        longest = infer_max_single_request_tokens(processor.cache)
+        if self.config.position_embedding == "learned":
+            longest = min(longest, self.config.max_position_embeddings)
+        if hints is not None:
+            _refuse_too_long(hints.max_prompt_length, hints.max_generated_length, longest)
+        manager.add_request = _checked(manager, longest)
         return manager
+
+
+def _refuse_too_long(prompt: int, new: int, longest: int) -> None:
+    if prompt + new > longest:
+        raise ValueError(
+            f"continuous batching cannot serve a prompt of {prompt} tokens with {new} new ones: the cache and the "
+            f"model have room for {longest} in one request; see `num_blocks` of ContinuousBatchingConfig"
+        )
+
+
+def _checked(manager: Any, longest: int) -> Callable:
+    """The manager's `add_request`, which raises a ValueError for what would stop the thread that serves all."""
+    add = manager.add_request
+
+    @functools.wraps(add)
+    def add_request(
+        input_ids: Sequence[int], request_id: str | None = None, max_new_tokens: int | None = None, **kwargs: Any
+    ) -> Any:
+        if not len(input_ids):
+            raise ValueError("continuous batching cannot serve a prompt without a token")
+        if max_new_tokens is None:
+            max_new_tokens = manager.generation_config.max_new_tokens
+        if max_new_tokens is None:
+            max_new_tokens = longest - len(input_ids)
+        _refuse_too_long(len(input_ids), max(max_new_tokens, 1), longest)
+        return add(input_ids, request_id, max_new_tokens, **kwargs)
+
+    return add_request
+
+
+def _unknown_settings(settings: Any, processors: Iterable[Any], batching: ContinuousBatchingConfig) -> Iterator[str]:
+    """What `generate` would do and the library's continuous batching leaves out."""
+    if settings.stop_strings:
+        yield "it stops at tokens alone (stop_strings)"
+    if (settings.num_beams or 1) > 1:
+        yield "it has no beams (num_beams)"
+    for processor in processors:
+        if processor.supports_continuous_batching is False and batching.drop_unsupported_processors:
+            yield f"it has no {type(processor).__name__}"
+
+
+def _sized_for_cpu(batching: ContinuousBatchingConfig, config: AnyformerConfig, hints: Any) -> ContinuousBatchingConfig:
+    """With what is not stated: short passes, and blocks for all requests at once or for `SERVED_TOKENS`."""
+    tokens = min(max(SERVED_TOKENS, config.max_position_embeddings), 4 * SERVED_TOKENS)
+    blocks = math.ceil(tokens / batching.page_size)
+    if hints is not None and hints.max_generated_length:
+        one = math.ceil((hints.max_prompt_length + hints.max_generated_length) / batching.page_size)
+        # The scheduler lets nothing in while fewer than 15 % are free.
+        blocks = math.ceil(one * hints.num_requests / 0.85) + 1
+    return dataclasses.replace(
+        batching,
+        num_blocks=batching.num_blocks or blocks,
+        max_batch_tokens=batching.max_batch_tokens or PASS_TOKENS,
+    )
 
 
 def _problems(config: AnyformerConfig) -> Iterator[str]:

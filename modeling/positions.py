@@ -5,11 +5,12 @@ Every kind is a `PositionEmbedding`; each overrides the one method in which it a
 
 import copy
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .configuration_anyformer import AnyformerConfig
 from .registry import POSITION_EMBEDDINGS
@@ -27,9 +28,11 @@ class PositionEmbedding(nn.Module):
 
     Attributes:
         adds_bias: `bias` is to be called.
+        turning: lengths of texts beyond which `rotations` are others, with the rope_type.
     """
 
     adds_bias = False
+    turning: Mapping[int, str] = {}
 
     def __init__(self, config: AnyformerConfig, causal: bool = True) -> None:
         super().__init__()
@@ -38,12 +41,29 @@ class PositionEmbedding(nn.Module):
     def reset(self, std: float) -> None:
         """Fill weights and buffers from the config; a load leaves buffers as uninitialised memory."""
 
+    def check(self, position_ids: torch.Tensor, below: int | None) -> None:
+        """Refuse positions that there are none of; called before `embed`, and not while compiling.
+
+        Args:
+            position_ids: [batch or 1, length].
+            below: no position reaches this number; None where only their values tell.
+
+        Raises:
+            ValueError: names the first one beyond the end.
+        """
+
     def embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """[batch, length, hidden_size] -> the same; `position_ids` [batch or 1, length]."""
         return inputs_embeds
 
-    def rotations(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> dict[int, Rotation]:
-        """cos and sin, each [batch or 1, length, rotary_dim], by index of a layer; none for what is not rotated."""
+    def rotations(
+        self, hidden_states: torch.Tensor, position_ids: torch.Tensor, lengths: torch.Tensor | None = None
+    ) -> dict[int, Rotation]:
+        """cos and sin, each [batch or 1, length, rotary_dim], by index of a layer; none for what is not rotated.
+
+        Args:
+            lengths: [batch or 1, length or 1], tokens of the text that each stands in, where rotations turn.
+        """
         return {}
 
     def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
@@ -68,15 +88,20 @@ class LearnedPositions(PositionEmbedding):
     def reset(self, std: float) -> None:
         init.normal_(self.weight, mean=0.0, std=std)
 
+    def check(self, position_ids: torch.Tensor, below: int | None) -> None:
+        # An index beyond the table is an error of the device on GPUs, after which nothing works. Looking at values
+        # makes a GPU wait, so there it is done only where sizes do not answer.
+        longest = self.config.max_position_embeddings
+        if position_ids.device.type != "cpu" and below is not None and below <= longest:
+            return
+        if position_ids.max() >= longest:
+            raise ValueError(
+                f"position {position_ids.max().item()} lies beyond max_position_embeddings={longest}: learned "
+                "positions end there. Shorten the text"
+            )
+
     def embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         rows = position_ids + self.config.position_offset
-        # An index beyond the table is an error of the device on GPUs, after which nothing works: said here on CPUs,
-        # where looking costs nothing.
-        if rows.device.type == "cpu" and not torch.compiler.is_compiling() and rows.max() >= len(self.weight):
-            raise ValueError(
-                f"position {position_ids.max().item()} lies beyond max_position_embeddings="
-                f"{self.config.max_position_embeddings}: learned positions end there. Shorten the text"
-            )
         return inputs_embeds + nn.functional.embedding(rows, self.weight)
 
 
@@ -172,14 +197,33 @@ class RotaryPositions(PositionEmbedding):
                 self.tables[name] = RotaryTable(config, rope)
                 seen.append((rope, name))
             self.table_of[layer] = name
+        self.turning = config.turning_lengths
 
-    def rotations(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> dict[int, Rotation]:
-        made = {name: table(hidden_states, position_ids) for name, table in self.tables.items()}
+    def rotations(
+        self, hidden_states: torch.Tensor, position_ids: torch.Tensor, lengths: torch.Tensor | None = None
+    ) -> dict[int, Rotation]:
+        made = {name: table(hidden_states, position_ids, lengths) for name, table in self.tables.items()}
         return {layer: made[name] for layer, name in self.table_of.items()}
 
 
+def frequencies_turn(turning: Mapping[int, str], before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    """Whether texts of `now` tokens are rotated by other frequencies than of `before` tokens: bool, as `now`."""
+    turned = torch.zeros_like(now, dtype=torch.bool)
+    for length, kind in turning.items():
+        turned |= (now > length) != (before > length)
+        if kind == "dynamic":
+            turned |= (now > length) & (now != before)
+    return turned
+
+
 class RotaryTable(nn.Module):
-    """Frequencies of one set of rope parameters, with the library's scalings.
+    """Frequencies of one set of rope parameters.
+
+    Those of most scalings are fixed: linear (Chen et al. 2023, arXiv:2306.15595), yarn (Peng et al. 2023,
+    arXiv:2309.00071; the ramp runs over the pairs' indices, as in the authors' code), llama3 (Meta's code, Llama 3.1),
+    proportional (Gemma). Two turn with the length of the text beyond the one that the model was trained for, each
+    text of a batch by its own: dynamic (NTK-aware, arXiv:2309.00071, sec. 3.3) with every token, longrope (Ding et al.
+    2024, arXiv:2402.13753) once, to its long factors.
 
     The frequencies stay in fp32 whatever the model is cast to: in bf16 the phase at position 8,000 would be off
     by tens of radians.
@@ -192,44 +236,66 @@ class RotaryTable(nn.Module):
         self.config.__dict__["rope_parameters"] = rope
         self.interleaved = config.position_layout == "interleaved"
         self.rope_type = rope["rope_type"]
-        self.max_seq_len_cached = config.max_position_embeddings
-        self.original_max_seq_len = config.max_position_embeddings
-        inv_freq, self.attention_scaling = self.frequencies()
-        self.inv_freq = nn.Buffer(inv_freq, persistent=False)  # [rotary_dim / 2]
-        self.original_inv_freq = nn.Buffer(inv_freq.clone(), persistent=False)
+        self._fill(None)
 
-    def frequencies(self, device: torch.device | None = None) -> tuple[torch.Tensor, float]:
-        """The inverse frequencies [rotary_dim / 2] in fp32 and the factor on cos and sin, from the config alone."""
+    def _fill(self, device: torch.device | None) -> None:
+        """Make the buffers anew: `inv_freq` of texts within the trained length, and longrope's `long_inv_freq`."""
+        inv_freq, self.attention_scaling = self.frequencies(device)
+        self.inv_freq = nn.Buffer(inv_freq, persistent=False)  # [rotary_dim / 2]
+        if self.rope_type == "longrope":
+            self.long_inv_freq = nn.Buffer(self.frequencies(device, long=True)[0], persistent=False)
+
+    def frequencies(self, device: torch.device | None = None, long: bool = False) -> tuple[torch.Tensor, float]:
+        """The inverse frequencies [rotary_dim / 2] in fp32 and the factor on cos and sin, from the config alone.
+
+        Args:
+            long: longrope's, of texts beyond the trained length.
+        """
         rope = self.config.rope_parameters
         if self.rope_type == "default":
             dim = rotary_dim(self.config, rope)
             exponent = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
             return 1.0 / rope["rope_theta"] ** exponent, 1.0
-        inv_freq, scaling = ROPE_INIT_FUNCTIONS[self.rope_type](self.config, device)
+        length = rope["original_max_position_embeddings"] + 1 if long else None
+        inv_freq, scaling = ROPE_INIT_FUNCTIONS[self.rope_type](self.config, device, seq_len=length)
         return inv_freq.float(), scaling
+
+    def frequencies_at(self, lengths: torch.Tensor | None) -> torch.Tensor:
+        """The inverse frequencies of texts of `lengths` [batch or 1, length or 1]: [..., rotary_dim / 2] in fp32."""
+        if self.rope_type == "longrope":
+            long = lengths[..., None] > self.config.rope_parameters["original_max_position_embeddings"]
+            return torch.where(long, self.long_inv_freq, self.inv_freq)
+        if self.rope_type != "dynamic":
+            return self.inv_freq
+        rope, trained = self.config.rope_parameters, self.config.max_position_embeddings
+        dim, factor = rotary_dim(self.config, rope), rope["factor"]
+        # The base times scale^(dim / (dim - 2)): pair i of dim / 2 turns slower by scale^(-2i / (dim - 2)).
+        scale = factor * lengths.clamp(min=trained).float() / trained - (factor - 1)
+        pair = torch.arange(0, dim, 2, dtype=torch.float32, device=lengths.device) / (dim - 2)
+        return self.inv_freq * scale[..., None] ** -pair
 
     def reset_buffers(self) -> None:
         """Fill the buffers from the config; a load leaves them as uninitialised memory."""
         inv_freq, self.attention_scaling = self.frequencies()
         init.copy_(self.inv_freq, inv_freq)
-        init.copy_(self.original_inv_freq, inv_freq)
+        if self.rope_type == "longrope":
+            init.copy_(self.long_inv_freq, self.frequencies(long=True)[0])
 
     def _apply(self, fn, recurse: bool = True):
         was_meta = self.inv_freq.is_meta  # `to_empty` leaves uninitialised memory
         super()._apply(fn, recurse)
         if self.inv_freq.dtype != torch.float32 or (was_meta and not self.inv_freq.is_meta):
-            device = self.inv_freq.device
-            self.inv_freq = nn.Buffer(self.frequencies(device)[0], persistent=False)
-            self.original_inv_freq = nn.Buffer(self.inv_freq.clone(), persistent=False)
-            self.max_seq_len_cached = self.original_max_seq_len
+            self._fill(self.inv_freq.device)
         return self
 
     @torch.no_grad()
-    @dynamic_rope_update
-    def forward(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> Rotation:
+    def forward(
+        self, hidden_states: torch.Tensor, position_ids: torch.Tensor, lengths: torch.Tensor | None = None
+    ) -> Rotation:
         """cos and sin, each [batch, length, rotary_dim], in the dtype of `hidden_states`."""
         with torch.autocast(hidden_states.device.type, enabled=False):
-            phase = position_ids[..., None].float() * self.inv_freq  # [batch, length, rotary_dim / 2]
+            # [batch, length, rotary_dim / 2]
+            phase = position_ids[..., None].float() * self.frequencies_at(lengths)
             phase = phase.repeat_interleave(2, dim=-1) if self.interleaved else torch.cat((phase, phase), dim=-1)
             cos, sin = phase.cos() * self.attention_scaling, phase.sin() * self.attention_scaling
         return cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)

@@ -5,11 +5,14 @@ its tokens are drawn from the distributions that the check is told of.
 """
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from transformers.generation import LogitsProcessorList
 from transformers.generation.candidate_generator import CandidateGenerator
+
+DRAFTER_TYPE = "anyformer_drafter"  # the model_type: a class may come from a folder of its own
 
 
 @dataclass
@@ -38,6 +41,14 @@ class SpeculationStatistics:
             counts.extend([0] * (drafted - len(counts)))
             for place in range(count):
                 counts[place] += 1
+
+    def __add__(self, other: "SpeculationStatistics") -> "SpeculationStatistics":
+        """Those of two texts."""
+        total = SpeculationStatistics(self.rounds + other.rounds, self.tokens + other.tokens)
+        for name in ("drafted_at", "accepted_at"):
+            pairs = zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
+            setattr(total, name, [mine + theirs for mine, theirs in pairs])
+        return total
 
     def take_back(self, count: int) -> None:
         """The last tokens of the last round stand behind the end of the text."""
@@ -100,11 +111,11 @@ class Drafting:
         """Take in what the base has read; what was drafted before is forgotten."""
         raise NotImplementedError
 
-    def state(self, drafted: list[torch.Tensor]) -> torch.Tensor:
-        """The state [1, 1, hidden_size] from which the head predicts the next token.
+    def states(self, drafted: list[torch.Tensor]) -> torch.Tensor:
+        """The states [1, n, hidden_size] from which the head predicts the next n tokens, at least one.
 
         Args:
-            drafted: the tokens drafted since `advance`, [1, 1] each; one more at each call.
+            drafted: the tokens drafted since `advance`, [1, 1] each; n more at each call.
         """
         raise NotImplementedError
 
@@ -117,7 +128,6 @@ class DrafterCandidateGenerator(CandidateGenerator):
         drafter: made for it.
         generation_config: what `generate` runs with.
         logits_processor: what the model's own logits go through.
-        output_hidden_states: what the caller of `generate` asked for beside.
     """
 
     requires_model_outputs = True
@@ -131,8 +141,8 @@ class DrafterCandidateGenerator(CandidateGenerator):
         self.do_sample, self.max_length = generation_config.do_sample, generation_config.max_length
         self.processors = logits_processor if logits_processor is not None else LogitsProcessorList()
         self.seen = -1  # tokens whose features the drafter has been given
-        # The last alone, unless all are wanted.
-        self.model_kwargs_overrides = {"output_hidden_states": generation_config.output_hidden_states or -1}
+        # Not output_hidden_states: the hooks that collect those are seen by every step.
+        self.model_kwargs_overrides = {"output_last_hidden_state": True}
 
     @torch.no_grad()
     def get_candidates(self, input_ids: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -147,11 +157,13 @@ class DrafterCandidateGenerator(CandidateGenerator):
         self.drafting.advance(self._progress(input_ids, kwargs["model_kwargs"], kwargs["model_outputs"]))
         drafted: list[torch.Tensor] = []
         logits: list[torch.Tensor] = []
+        ahead: list[torch.Tensor] = []
         text: Any = input_ids
         for _ in range(count):
-            state = self.drafting.state(drafted).to(device=self.model.device, dtype=self.model.dtype)
-            scores = self.model.logits_of(state)[:, -1].to(device=input_ids.device, dtype=torch.float32)
-            logits.append(self.processors(text, scores))
+            if not ahead:
+                states = self.drafting.states(drafted).to(device=self.model.device, dtype=self.model.dtype)
+                ahead = list(self.model.logits_of(states).to(device=input_ids.device, dtype=torch.float32).unbind(1))
+            logits.append(self.processors(text, ahead.pop(0)))
             token = self._choose(logits[-1])
             text = torch.cat((text, token), dim=-1)
             drafted.append(token.to(self.device))
@@ -163,7 +175,7 @@ class DrafterCandidateGenerator(CandidateGenerator):
         return torch.multinomial(scores.softmax(-1), num_samples=1)
 
     def _progress(self, input_ids: torch.Tensor, model_kwargs: dict[str, Any], model_outputs: Any) -> Progress:
-        features = model_outputs.hidden_states[-1]
+        features = model_outputs.last_hidden_state
         known = input_ids.shape[1] - 1  # tokens read and accepted
         if self.seen < 0:
             self.seen = self.start = known - features.shape[1]

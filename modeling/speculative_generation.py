@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import BaseQuantizedLayer, EncoderDecoderCache
 from transformers.generation import (
     BaseStreamer,
     EosTokenCriteria,
@@ -17,9 +17,7 @@ from transformers.generation import (
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
 from .configuration_anyformer import AnyformerConfig
-from .speculation import DrafterCandidateGenerator, SpeculationStatistics
-
-DRAFTER_TYPE = "anyformer_drafter"  # the model_type: a class may come from a folder of its own
+from .speculation import DRAFTER_TYPE, DrafterCandidateGenerator, SpeculationStatistics
 
 
 class _Stops(StoppingCriteria):
@@ -229,17 +227,10 @@ def _problems(config: AnyformerConfig, text: torch.Tensor, generation_config: An
         yield "what drafts reads tokens, not inputs_embeds: pass input_ids"
     if is_drafter(assistant) and cache.is_compileable:
         yield "a drafter drafts beside a dynamic cache: leave out cache_implementation"
+    own: Any = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    if any(isinstance(layer, BaseQuantizedLayer) for layer in own.layers):
+        yield "a quantized cache rounds each token once it is read, and those of a draft are read at once; leave it out"
     held, width = int(cache.get_seq_length()), text.shape[1]
     wide = getattr(generation_config, "_mask_length", width) if mask is None else mask.shape[1]
     if held and not config.is_encoder_decoder and (wide != width or held >= width):
         yield f"the cache holds {held} tokens and input_ids {width}: pass the whole text, those tokens included"
-    real, longest = width if mask is None else int(mask.sum()), generation_config.max_length
-    ropes = [rope for layer in range(config.num_hidden_layers) if (rope := config.rope_of(layer))]
-    for kind in {rope["rope_type"] for rope in ropes}:
-        turns = config.longrope_lengths if kind == "longrope" else {config.max_position_embeddings}
-        for at in turns if kind in ("longrope", "dynamic") else ():
-            if at < longest and (kind == "dynamic" or real <= at):
-                yield (
-                    f"rope_type={kind!r} turns its frequencies at {at} tokens, and a draft across that would read with "
-                    f"those of the longer text; generate up to max_length={at}"
-                )

@@ -24,6 +24,7 @@ VERBS = {
     "data": "data",
     "chat": "chat",
     "generate": "generate",
+    "serve": "serve",
     "merge": "merge",
     "push": "push",
     "import": "import_",

@@ -302,13 +302,21 @@ def compare_logits(model: PreTrainedModel, stock: PreTrainedModel, input_ids: to
         batch[row, -count:] = input_ids[start : start + count]
         mask[row, -count:] = 1
     padded_ours = outputs_of(model, batch, mask)
-    if padded_ours.dim() == 2:
-        # Of a classifier of texts: stock ones that read the first token read padding there, so theirs get none.
-        rows = [row[real][None] for row, real in zip(batch, mask.bool(), strict=True)]
-        difference = padded_ours - torch.cat([outputs_of(stock, row, torch.ones_like(row)) for row in rows])
+    body: Any = model.base_model
+    if padded_ours.dim() == 2 or body.positions.turning:
+        # Stock classifiers of texts that read the first token read padding there, and rotary frequencies of stock
+        # classes turn for a whole batch by its longest row: theirs get each row by itself.
+        rows = zip(padded_ours, batch, mask.bool(), strict=True)
+        padded = torch.tensor([row_difference(stock, *row) for row in rows]).max().item()
     else:
-        difference = (padded_ours - outputs_of(stock, batch, mask)) * mask[..., None]
-    return LogitComparison(plain, difference.abs().max().item(), length, theirs.abs().max().item(), model.dtype)
+        padded = ((padded_ours - outputs_of(stock, batch, mask)) * mask[..., None]).abs().max().item()
+    return LogitComparison(plain, padded, length, theirs.abs().max().item(), model.dtype)
+
+
+def row_difference(stock: PreTrainedModel, ours: torch.Tensor, row: torch.Tensor, real: torch.Tensor) -> float:
+    """The largest difference of the outputs of a padded row from the stock class's on the row without padding."""
+    theirs = outputs_of(stock, row[real][None], torch.ones_like(row[real])[None])[0]
+    return ((ours[real] if ours.dim() == 2 else ours) - theirs).abs().max().item()
 
 
 @torch.no_grad()

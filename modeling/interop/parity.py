@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from .convert import from_hf, outputs_of, to_hf
+from .convert import from_hf, outputs_of, row_difference, to_hf
 from .family import Family
 
 # Our fields -> sizes of a tiny model, given to the stock config under its own names.
@@ -95,15 +95,10 @@ def measure(family: Family, example: Mapping[str, Any] | None = None, head: str 
         ours = outputs_of(model, batch, mask, shift)
         # Stock classifiers that read the first token read padding there.
         first = ours.dim() == 2 and model.config.classifier_pooling == "first"
-        if (first or _numbers_padding(stock, model)) and not mask.all():
-            return max_of(alone(*each) for each in zip(ours, batch, mask.bool(), strict=True))
+        if (first or _rows_alone(stock, model)) and not mask.all():
+            return max_of(row_difference(stock, *each) for each in zip(ours, batch, mask.bool(), strict=True))
         gap = ours - outputs_of(stock, batch, mask, shift)
         return (gap * mask[..., None] if gap.dim() == 3 else gap).abs().max().item()
-
-    def alone(out: torch.Tensor, row: torch.Tensor, real: torch.Tensor) -> float:
-        """A padded row against the stock class on the row without padding."""
-        theirs = outputs_of(stock, row[real][None], torch.ones_like(row[real])[None])[0]
-        return ((out[real] if out.dim() == 2 else out) - theirs).abs().max().item()
 
     plain, padded_left, padded_right = difference(full), difference(left), difference(left.flip(1))
     return Parity(
@@ -122,11 +117,17 @@ def _numbers_padding(stock: PreTrainedModel, model: Any) -> bool:
     return absolute and "position_ids" not in inspect.signature(stock.forward).parameters
 
 
+def _rows_alone(stock: PreTrainedModel, model: Any) -> bool:
+    """The stock class reads a row of a batch otherwise than the row by itself: it numbers padding, or turns its rotary
+    frequencies for all rows by the longest."""
+    return _numbers_padding(stock, model) or bool(model.base_model.positions.turning)
+
+
 def _same_tokens(model: Any, stock: Any, tokens: torch.Tensor, mask: torch.Tensor) -> bool:
     options = {"attention_mask": mask, "max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
     options |= {"do_sample": False, "num_beams": 1, "forced_eos_token_id": None, "forced_bos_token_id": None}
     ours = model.generate(tokens, **options)
-    if not _numbers_padding(stock, model):
+    if not _rows_alone(stock, model):
         return torch.equal(ours, stock.generate(tokens, **options))
     del options["attention_mask"]
     rows = [stock.generate(row[real.bool()][None], **options) for row, real in zip(tokens, mask, strict=True)]

@@ -6,7 +6,7 @@ from accelerate.utils import compile_regions
 
 from anyformer import AnyformerConfig, AnyformerForCausalLM
 from anyformer.modeling import language_heads
-from anyformer.modeling.linear import is_plain
+from anyformer.modeling.plain import is_plain
 
 KINDS = {
     "gqa": {"num_key_value_heads": 2},

@@ -7,7 +7,8 @@ from torch import nn
 
 from anyformer import AnyformerConfig, AnyformerForCausalLM, to_hf
 from anyformer.modeling import linear
-from anyformer.modeling.linear import FEW_ROWS, better_in_fp32, is_plain, project
+from anyformer.modeling.linear import FEW_ROWS, better_in_fp32, project
+from anyformer.modeling.plain import is_plain
 
 ROWS = FEW_ROWS + 5
 

@@ -274,14 +274,16 @@ def test_yarn_magnitude_of_cos_and_sin(tiny, keys, factor):
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
 def test_frequencies_survive_load_and_cast(tiny, tmp_path, rope):
     model = tiny(rope_parameters=rope)
-    expected = model.model.positions.tables["0"].frequencies()[0]
+    table = model.model.positions.tables["0"]
+    expected = table.frequencies()[0]
+    long = table.frequencies(long=True)[0] if rope["rope_type"] == "longrope" else None
     model.save_pretrained(tmp_path)
     junk = [torch.full((2, 2), float("nan")) for _ in range(20000)]  # so that fresh memory is not zero by luck
     del junk
     for dtype in (torch.float32, torch.bfloat16):
         rotary = type(model).from_pretrained(tmp_path, dtype=dtype).model.positions.tables["0"]
         assert torch.equal(rotary.inv_freq, expected)
-        assert torch.equal(rotary.original_inv_freq, expected)
+        assert long is None or torch.equal(rotary.long_inv_freq, long)
     rotary = model.to(torch.bfloat16).float().to(torch.bfloat16).model.positions.tables["0"]
     assert torch.equal(rotary.inv_freq, expected)
 
@@ -408,13 +410,12 @@ def test_a_registered_block_works_everywhere(tiny, tmp_path, caplog):
 def test_dynamic_rope_stretches_beyond_the_trained_length(tiny):
     model = tiny(rope_parameters=ROPES["dynamic"], max_position_embeddings=16)
     rotary: RotaryTable = model.model.positions.tables["0"]
-    short = rotary.inv_freq.clone()
-    model(ids(1, 40))
+    cos, sin = rotary(torch.zeros(1, 1), torch.arange(40)[None], torch.tensor([[40], [10]]))
     # NTK-aware: base * (factor * L / L0 - (factor - 1))^(d / (d - 2)), L = 40, L0 = 16, d = 8
-    base = 10000.0 * (2.0 * 40 / 16 - 1.0) ** (8 / 6)
-    torch.testing.assert_close(rotary.inv_freq, base ** (-torch.arange(0, 8, 2) / 8))
-    model(ids(1, 10))
-    assert torch.equal(rotary.inv_freq, short)
+    for row, base in enumerate((10000.0 * (2.0 * 40 / 16 - 1.0) ** (8 / 6), 10000.0)):
+        phase = torch.arange(40)[:, None] * base ** (-torch.arange(0, 8, 2) / 8).repeat(2)
+        torch.testing.assert_close(cos[row], phase.cos())
+        torch.testing.assert_close(sin[row], phase.sin())
 
 
 def documents_alone(model, tokens, positions):

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.utils import WorkloadHints
 
 from anyformer.modeling.paged import paged_positions
+from anyformer.modeling.paged_attention import RequestBatch
 
 WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
 LATENT = {"attention": "mla", "num_key_value_heads": 4, "kv_lora_rank": 6, "qk_nope_head_dim": 4}
@@ -36,10 +38,10 @@ def test_paged_generation_gives_the_same_tokens(tiny, fields):
             torch.nn.init.normal_(layer.self_attn.sinks)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 101, (n,), generator=generator).tolist() for n in (5, 12, 3)]
-    options = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
+    options = {"max_new_tokens": 9, "eos_token_id": -1, "do_sample": False}
     expected = [model.generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in prompts]
     sizes, backend = (model.config.head_dim, model.config.num_key_value_heads), model.config._attn_implementation
-    config = GenerationConfig(**options, eos_token_id=-1, pad_token_id=0)
+    config = GenerationConfig(**options, pad_token_id=0)
     # Stated, because the default is a share of the machine's memory.
     pages = ContinuousBatchingConfig(num_blocks=16, page_size=8, max_batch_tokens=64)
     outputs = model.generate_batch(inputs=prompts, generation_config=config, continuous_batching_config=pages)
@@ -69,3 +71,135 @@ def test_key_positions_of_two_requests():
     queries, keys = paged_positions(torch.tensor([[3, 0, 1]]), torch.tensor([0, 1, 3]), torch.tensor([0, 4, 6]), 6)
     assert queries.tolist() == [[3, 0, 1]]
     assert keys.tolist() == [[0, 1, 2, 3, 0, 1]]
+
+
+def greedy(model, prompts, new, **options):
+    """The answers of `generate`, request by request."""
+    options = {"eos_token_id": -1, "do_sample": False} | options
+    return [
+        model.generate(torch.tensor([p]), max_new_tokens=n, **options)[0, len(p) :].tolist()
+        for p, n in zip(prompts, new, strict=True)
+    ]
+
+
+def random_prompts(*lengths, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 101, (n,), generator=generator).tolist() for n in lengths]
+
+
+def answers(manager, names):
+    """The tokens of requests by name; those that are done in any order."""
+    done = {}
+    while len(done) < len(names):
+        output = manager.get_result(timeout=30)
+        assert output is not None, "no answer within 30 seconds"
+        assert output.error is None, output.error
+        if output.is_finished():
+            done[output.request_id] = output.generated_tokens
+    return [done[name] for name in names]
+
+
+@pytest.fixture
+def layouts(monkeypatch):
+    """Whether each pass had one row a request, as they come."""
+    seen, fits = [], RequestBatch.fits
+    monkeypatch.setattr(RequestBatch, "fits", staticmethod(lambda *args: seen.append(fits(*args)) or seen[-1]))
+    return seen
+
+
+UNEVEN = {name: SERVED[name] for name in ("grouped queries", "window", "latent", "latent in a window", "soft cap")}
+UNEVEN |= {name: SERVED[name] for name in ("alibi in a window", "relative", "experts")}
+GREEDY = GenerationConfig(eos_token_id=-1, pad_token_id=0, do_sample=False, max_new_tokens=20)
+
+
+@pytest.mark.parametrize("fields", UNEVEN.values(), ids=UNEVEN)
+def test_uneven_requests_that_come_one_after_another(tiny, fields, layouts):
+    """Prompts of several pages and passes, answers of all lengths, more of them than the cache holds at once."""
+    model = tiny(**fields)
+    prompts, new = random_prompts(30, 1, 17, 9, 2, 40), [3, 20, 11, 1, 14, 7]
+    expected = greedy(model, prompts, new)
+    pages = ContinuousBatchingConfig(num_blocks=12, page_size=8, max_batch_tokens=16)
+    with model.continuous_batching_context_manager(GREEDY, continuous_batching_config=pages) as manager:
+        first = manager.add_request(prompts[1], max_new_tokens=new[1], streaming=True)
+        assert manager.get_result(timeout=30).request_id == first  # the others meet one that is under way
+        rest = [manager.add_request(prompts[i], max_new_tokens=new[i]) for i in (0, 2, 3, 4, 5)]
+        tokens = answers(manager, [first, *rest])
+    assert [tokens[i] for i in (1, 0, 2, 3, 4, 5)] == expected
+    assert True in layouts and False in layouts
+
+
+def test_answers_end_at_the_stop_tokens_that_generate_knows(tiny):
+    model = tiny()
+    prompts = random_prompts(6, 11, 4)
+    free = greedy(model, prompts, [20] * 3)
+    model.generation_config.eos_token_id = stops = [free[0][5], free[1][2]]
+    expected = greedy(model, prompts, [20] * 3, eos_token_id=stops)
+    assert max(len(tokens) for tokens in expected[:2]) < 20
+    # As a client of the library's server sends it: no stop token in it.
+    outputs = model.generate_batch(prompts, GenerationConfig(max_new_tokens=20, do_sample=False))
+    assert [outputs[name].generated_tokens for name in sorted(outputs)] == expected
+
+
+def test_streamed_tokens_are_those_of_the_answer(tiny):
+    model, (prompt,) = tiny(**WINDOW), random_prompts(13)
+    (expected,) = greedy(model, [prompt], [9])
+    with model.continuous_batching_context_manager(GREEDY) as manager:
+        manager.add_request(prompt, max_new_tokens=9, streaming=True)
+        pieces = [manager.get_result(timeout=30).generated_tokens for _ in range(9)]
+    assert pieces == [expected[: i + 1] for i in range(9)]
+
+
+def test_sampling_is_that_of_generate(tiny):
+    """One request draws as `generate` does, from the likeliest 50 tokens, which nobody has asked for."""
+    model, (prompt,) = tiny(), random_prompts(7)
+    sampling = GenerationConfig(do_sample=True, temperature=1.3, eos_token_id=-1, pad_token_id=0, max_new_tokens=40)
+    torch.manual_seed(5)
+    expected = model.generate(torch.tensor([prompt]), generation_config=sampling)[0, 7:].tolist()
+    pages = ContinuousBatchingConfig(seed=5)
+    (output,) = model.generate_batch([prompt], sampling, continuous_batching_config=pages).values()
+    assert output.generated_tokens == expected
+
+
+UNSUPPORTED = {
+    "stop strings": ({"stop_strings": ["x"]}, "stop_strings"),
+    "beams": ({"num_beams": 3}, "num_beams"),
+    "penalty": ({"repetition_penalty": 1.2}, "RepetitionPenalty"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Passing `repetition_penalty`")
+@pytest.mark.parametrize(("settings", "reason"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_what_the_library_would_leave_out_is_refused(tiny, settings, reason):
+    with pytest.raises(ValueError, match=f"continuous batching cannot serve.*{reason}"):
+        tiny().generate_batch([[5, 6, 7]], GenerationConfig(max_new_tokens=4, **settings))
+
+
+def test_a_request_that_never_fits_is_refused_and_the_others_go_on(tiny):
+    model, (prompt,) = tiny(), random_prompts(8)
+    pages = ContinuousBatchingConfig(num_blocks=8, page_size=8, max_batch_tokens=16)
+    with model.continuous_batching_context_manager(GREEDY, continuous_batching_config=pages) as manager:
+        for impossible, new, reason in ((prompt, 10**9, "room for 64"), ([], 4, "without a token")):
+            with pytest.raises(ValueError, match=reason):
+                manager.add_request(impossible, max_new_tokens=new)
+        assert answers(manager, [manager.add_request(prompt, max_new_tokens=5)]) == greedy(model, [prompt], [5])
+    with pytest.raises(ValueError, match="room for 64"):
+        model.generate_batch([prompt], GREEDY, continuous_batching_config=pages, max_new_tokens=60)
+    learned = tiny(position_embedding="learned")
+    with pytest.raises(ValueError, match="room for 128"):
+        learned.generate_batch([prompt], GREEDY, max_new_tokens=121)
+
+
+def test_the_cache_on_a_cpu_holds_what_the_requests_need(tiny):
+    model, one = tiny(), ContinuousBatchingConfig().page_size  # 60 tokens fit into one block
+
+    def held(**settings):
+        hints = WorkloadHints(max_prompt_length=40, max_generated_length=20, num_requests=17)
+        config = ContinuousBatchingConfig(**settings)
+        manager = model.init_continuous_batching(GREEDY, config, hints)
+        cache, resolved = manager.batch_processor.cache, manager.continuous_batching_config
+        return cache.num_blocks, resolved.max_batch_tokens, cache.cache_tensor.nbytes
+
+    blocks, tokens, size = held()
+    assert (blocks, tokens) == (21, 512)  # 17 of 21 leave the scheduler its 15 %
+    assert size == (21 + 2) * one * model.config.counts().cache_bytes_per_token(4)  # two blocks are never used
+    assert held(num_blocks=5, max_batch_tokens=64)[:2] == (5, 64)

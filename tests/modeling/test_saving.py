@@ -13,6 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from anyformer import AnyformerForCausalLM, AnyformerModel
 from anyformer.modeling import AUTO_MAP
+from anyformer.modeling.configuration_anyformer import DECISION_MAP
 
 TOKENS = [[5, 6, 7, 8, 9]]
 
@@ -70,7 +71,7 @@ def test_folder_opens_without_the_project_moves_and_saves_again(tiny, tmp_path, 
 def test_saved_folder_lists_every_head_whatever_was_saved(tiny, tmp_path):
     tiny().model.save_pretrained(tmp_path)
     auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
-    assert auto_map == AUTO_MAP
+    assert auto_map == AUTO_MAP | DECISION_MAP
     for reference in auto_map.values():
         assert (tmp_path / (reference.split(".")[0] + ".py")).is_file()
 

@@ -1,0 +1,133 @@
+"""`anyformer serve`: one model at the endpoints of `transformers serve`, with bad requests refused."""
+
+import asyncio
+import socket
+from typing import Any
+
+from ..console import quiet_libraries
+from ..errors import UserError
+from ..generator import Generator, open_generator
+from ..tokens.supervised import stop_ids
+from .requests import REQUESTS, BadRequest, Limits, check
+
+# A longer body is no conversation: 16 bytes a token fill a context of a million tokens.
+LONGEST_BODY = 2**24
+
+
+def serve(
+    path: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    continuous_batching: bool = False,
+    trust_remote_code: bool = False,
+) -> None:
+    """Serve a model until interrupted.
+
+    Args:
+        path: a run, a model folder or a Hub id; the name that clients call it by.
+        port: 0: any that is free.
+        continuous_batching: requests share each pass through the model, and are sampled alike, as
+            `generation_config.json` says.
+
+    Raises:
+        UserError: the server's packages are not installed, the port is taken, or there is no model that can be served.
+    """
+    quiet_libraries()
+    from transformers.utils.import_utils import is_serve_available
+
+    if not is_serve_available():
+        raise UserError("the packages of the server are not installed: pip install 'anyformer[serving]'")
+    import uvicorn
+
+    listener = _listen(host, port)
+    with listener:
+        generator = open_generator(path, trust_remote_code=trust_remote_code)
+        app, state = build_app(path, generator, continuous_batching=continuous_batching)
+        place = f"[{host}]" if ":" in host else host
+        print(f"{path} at http://{place}:{listener.getsockname()[1]}/v1; Ctrl-C ends it", flush=True)
+        try:
+            uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
+        finally:
+            state.shutdown()  # the thread of continuous batching would keep the process
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise UserError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from error
+
+
+def build_app(name: str, generator: Generator, *, continuous_batching: bool = False) -> tuple[Any, Any]:
+    """The application, and the state whose `shutdown` ends its threads.
+
+    Args:
+        name: what clients call the model.
+
+    Raises:
+        UserError: the model cannot be served, or not by continuous batching.
+    """
+    if generator.reads_apart:
+        raise UserError(f"{name}: is an encoder-decoder, and only decoders can be served; see `anyformer generate`")
+    from transformers.cli.serving.chat_completion import ChatCompletionHandler
+    from transformers.cli.serving.completion import CompletionHandler
+    from transformers.cli.serving.response import ResponseHandler
+    from transformers.cli.serving.server import build_server
+    from transformers.cli.serving.systemone import SystemOneHandler
+    from transformers.cli.serving.transcription import TranscriptionHandler
+
+    from .parts import Models, State
+
+    config = generator.model.generation_config
+    config.eos_token_id = stop_ids(generator.tokenizer)
+    config.pad_token_id = generator.tokenizer.pad_token_id
+    models, state = Models(name, generator), State(generator, continuous_batching)
+    shared: dict[str, Any] | None = None
+    if continuous_batching:
+        try:
+            state.together.init_cb(generator.model, config)
+        except ValueError as error:
+            raise UserError(f"{name}: {error}") from error
+        shared = {"do_sample": bool(config.do_sample)}
+        if shared["do_sample"]:
+            shared |= {"temperature": config.temperature or 1.0, "top_p": config.top_p or 1.0}
+    app = build_server(
+        models,
+        ChatCompletionHandler(models, state),
+        completion_handler=CompletionHandler(models, state),
+        response_handler=ResponseHandler(models, state),
+        transcription_handler=TranscriptionHandler(models, state),
+        systemone_handler=SystemOneHandler(models, state),
+        generation_state=state,
+    )
+    _refuse_bad_requests(app, Limits(name, generator.longest_prompt, generator.model.config.vocab_size, shared))
+    return app, state
+
+
+def _refuse_bad_requests(app: Any, limits: Limits) -> None:
+    from fastapi import Request
+    from fastapi.responses import JSONResponse
+    from jinja2 import TemplateError
+
+    def refusal(error: Exception) -> JSONResponse:
+        fields = {"message": str(error), "type": "invalid_request_error", "code": None}
+        return JSONResponse({"error": fields | {"param": getattr(error, "field", None) or None}}, status_code=400)
+
+    @app.middleware("http")
+    async def checked(request: Request, call_next: Any) -> Any:
+        if request.method == "POST" and request.url.path in REQUESTS:
+            try:
+                body = await request.body()
+                if len(body) > LONGEST_BODY:
+                    raise BadRequest(f"the request has {len(body)} bytes; at most {LONGEST_BODY} are read")
+                await asyncio.to_thread(check, request.url.path, body, limits)
+            except BadRequest as error:
+                return refusal(error)
+        return await call_next(request)
+
+    @app.exception_handler(BadRequest)
+    @app.exception_handler(TemplateError)
+    async def refused(_: Request, error: Exception) -> JSONResponse:
+        return refusal(error)

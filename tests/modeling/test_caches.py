@@ -1,0 +1,302 @@
+"""Every cache gives the same tokens as none, for every attention and shape, and takes the bytes that were predicted."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, StaticCache
+
+from anyformer.modeling import flat_step, onednn
+from anyformer.modeling.cache_sizes import measured_size, predicted_size
+from anyformer.modeling.growing_cache import STEP, GrowingCache, GrowingLayer, GrowingSlidingLayer, capacity_for
+from anyformer.modeling.quantized_cache import Int8Cache
+
+NEW = 7
+LATENT = {"attention": "mla", "num_key_value_heads": 4, "kv_lora_rank": 6, "qk_nope_head_dim": 4}
+LATENT |= {"qk_rope_head_dim": 8, "v_head_dim": 6}
+SPARSE = {"num_experts": 4, "num_experts_per_tok": 2}
+ATTENTIONS = {
+    "one key a query": {"num_key_value_heads": 4},
+    "grouped": {},
+    "one key for all": {"num_key_value_heads": 1},
+    "latent": LATENT,
+    "latent, queries too": LATENT | {"q_lora_rank": 10},
+    "window": {"sliding_window": 4},
+    "window and full": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
+    "window and globals": {
+        "layer_types": ["global_sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "num_global_tokens": 2,
+    },
+    "latent in a window": LATENT | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
+    "alibi": {"position_embedding": "alibi"},
+    "alibi in a window": {"position_embedding": "alibi", "sliding_window": 4},
+    "relative": {"position_embedding": "relative"},
+    "learned": {"position_embedding": "learned"},
+    "sinusoidal": {"position_embedding": "sinusoidal"},
+    "no positions": {"position_embedding": "none"},
+    "interleaved": {"position_layout": "interleaved"},
+    "normed heads": {"qk_norm": "head"},
+    "normed together": {"qk_norm": "full"},
+    "clipped, biased": {"clip_qkv": 1.0, "attention_bias": True, "mlp_bias": True},
+    "soft cap": {"attn_logit_softcapping": 2.0, "attn_implementation": "eager"},
+    "sinks": {"attention_sinks": True, "attn_implementation": "eager"},
+    "eager": {"attn_implementation": "eager"},
+    "sandwich": {"norm_position": "sandwich"},
+    "parallel": {"norm_position": "parallel", "residual_multiplier": 0.5},
+    "gpt": {
+        "position_embedding": "learned",
+        "norm": "layernorm",
+        "mlp": "dense",
+        "hidden_act": "gelu",
+        "first_norm": False,
+    },
+    "experts": SPARSE,
+    "two": {"head": "seq2seq_lm", "architecture": "encoder-decoder", "decoder_start_token_id": 1},
+    "two, latent": LATENT | {"head": "seq2seq_lm", "architecture": "encoder-decoder", "decoder_start_token_id": 1},
+    "two, window": {
+        "head": "seq2seq_lm",
+        "architecture": "encoder-decoder",
+        "decoder_start_token_id": 1,
+        "sliding_window": 4,
+    },
+}
+# Shape -> rows, tokens of a prompt, padding before the first row, beams.
+SHAPES = {"one row": (1, 9, 0, 1), "one token": (1, 1, 0, 1), "padded": (3, 6, 3, 1), "beams": (2, 5, 2, 3)}
+CACHES = ("dynamic", "growing by hand", "library's dynamic", "static", "quantized", "offloaded", "offloaded_static")
+
+
+def prompt(model, shape):
+    rows, length, padding, beams = SHAPES[shape]
+    tokens = torch.randint(3, 101, (rows, length), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(tokens)
+    mask[0, :padding] = 0
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "num_beams": beams}
+    return {"inputs": tokens * mask, "attention_mask": mask} | options | {"return_dict_in_generate": True}
+
+
+def run(model, shape, cache):
+    given = prompt(model, shape)
+    if cache == "none":
+        return model.generate(**given, use_cache=False)
+    made = {
+        "growing by hand": lambda: GrowingCache(model.config),
+        "library's dynamic": lambda: DynamicCache(config=model.config),
+    }
+    if cache in made:
+        if model.config.is_encoder_decoder:
+            made = {name: lambda own=make: EncoderDecoderCache(own(), DynamicCache()) for name, make in made.items()}
+        return model.generate(**given, past_key_values=made[cache]())
+    return model.generate(**given, cache_implementation=cache)
+
+
+def predicted(model, shape, cache):
+    """Bytes behind the last step, whose token is not cached any more."""
+    rows, length, _, beams = SHAPES[shape]
+    source = 0
+    if model.config.is_encoder_decoder:
+        source, length = length, 1
+    tokens = length + NEW - 1
+    # The library makes room for one token less than it may generate.
+    kinds = {"static": {"places": tokens}, "offloaded_static": {"places": tokens}, "quantized": {"quantized": True}}
+    return predicted_size(model.config, tokens, batch=rows * beams, source=source, **kinds.get(cache, {}))
+
+
+@pytest.fixture(scope="module")
+def uncached():
+    return {}
+
+
+EXACT = [cache for cache in CACHES if cache != "quantized"]
+
+
+@pytest.mark.parametrize("cache", EXACT)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_the_same_tokens_and_the_predicted_bytes(tiny, uncached, attention, shape, cache):
+    model = tiny(**ATTENTIONS[attention])
+    key = attention, shape
+    if key not in uncached:
+        uncached[key] = run(model, shape, "none").sequences
+    got = run(model, shape, cache)
+    assert torch.equal(got.sequences, uncached[key])
+    assert measured_size(got.past_key_values).held == predicted(model, shape, cache)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_eight_bits_round_and_take_the_predicted_bytes(tiny, attention, shape):
+    """Random weights decide by hairs, so that tokens may differ; what the model sees must not, beyond the rounding."""
+    model, steps = tiny(**ATTENTIONS[attention]), {"output_logits": True}
+    exact = model.generate(**prompt(model, shape), use_cache=False, **steps)
+    got = model.generate(**prompt(model, shape), cache_implementation="quantized", **steps)
+    assert isinstance(got.past_key_values, Int8Cache) or model.config.is_encoder_decoder
+    assert measured_size(got.past_key_values).held == predicted(model, shape, "quantized")
+    length = exact.sequences.shape[1] - NEW
+    first = (exact.sequences != got.sequences).any(0).nonzero().flatten().tolist()
+    same = (first[0] - length + 1) if first and SHAPES[shape][3] == 1 else (1 if SHAPES[shape][3] > 1 else NEW)
+    for ours, theirs in zip(got.logits[:same], exact.logits[:same], strict=True):
+        # Numbers in 8 bits are off by at most 1/254 of the largest beside them; two layers add and multiply them.
+        assert (ours - theirs).abs().max() <= 0.05 * theirs.abs().max()
+
+
+CHANGED = ["grouped", "latent", "window", "window and globals", "latent in a window", "alibi"]
+OPERATIONS = {
+    "crop": (lambda cache: cache.crop(-2), lambda tokens: tokens[:, :-2]),
+    "reorder": (lambda cache: cache.reorder_cache(torch.tensor([2, 0, 0])), lambda tokens: tokens[[2, 0, 0]]),
+    "select": (lambda cache: cache.batch_select_indices(torch.tensor([2, 0])), lambda tokens: tokens[[2, 0]]),
+    "repeat": (lambda cache: cache.batch_repeat_interleave(2), lambda tokens: tokens.repeat_interleave(2, 0)),
+}
+MADE = {
+    "growing": GrowingCache,
+    "dynamic": lambda config: DynamicCache(config=config),
+    "static": lambda config: StaticCache(config, max_cache_len=16),
+    "quantized": Int8Cache,
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("cache", MADE)
+@pytest.mark.parametrize(
+    "attention", ["grouped", "latent", "window", "window and globals", "latent in a window", "alibi"]
+)
+@torch.no_grad()
+def test_what_is_done_to_rows_and_ends(tiny, attention, cache, operation):
+    if cache == "static" and operation in ("select", "repeat"):
+        pytest.skip("a static cache is made for its number of rows")
+    model = tiny(**ATTENTIONS[attention])
+    change, expected = OPERATIONS[operation]
+    tokens = torch.randint(3, 101, (3, 9), generator=torch.Generator().manual_seed(5))
+    made = MADE[cache](model.config)
+    windows = any(kind == "sliding_attention" for kind in model.config.layer_types)
+    if operation == "crop" and windows:
+        if cache == "static":
+            pytest.skip("the library's static window cannot be cropped once it is full")
+        made.activate_past_recording()
+    for start, end in ((0, 6), (6, 7), (7, 9)):
+        model(tokens[:, start:end], cache=made, use_cache=True)
+    change(made)
+    kept = expected(tokens)
+    more = torch.randint(3, 101, (len(kept), 3), generator=torch.Generator().manual_seed(6))
+    got = []
+    for step in more.split(1, dim=1):
+        got.append(model(step, cache=made, use_cache=True).logits)
+        if operation == "crop" and windows:
+            made.crop(0)
+    right = model(torch.cat((kept, more), 1), use_cache=False).logits[:, kept.shape[1] :]
+    near = 0.05 * right.abs().max() if cache == "quantized" else 2e-6 * right.abs().max().clamp(min=5)
+    torch.testing.assert_close(torch.cat(got, 1), right, rtol=0, atol=near.item())
+
+
+def test_a_token_copies_only_itself(tiny):
+    layer, heads = GrowingLayer(), (2, 3)
+    places = set()
+    with torch.no_grad():
+        for length in (10, *[1] * (4 * STEP)):
+            keys, values = layer.update(torch.randn(*heads, length, 4), torch.randn(*heads, length, 4))
+            places.add((keys.data_ptr(), values.data_ptr()))
+    assert layer.get_seq_length() == keys.shape[-2] == values.shape[-2] == 10 + 4 * STEP
+    assert len(places) == 4  # of 64, 128, 256 and 512 tokens
+
+
+def test_room_is_doubled_but_not_beyond_the_longest_text():
+    assert [capacity_for(need, past) for need, past in ((1, 0), (64, 0), (129, 128), (300, 128))] == [64, 128, 256, 320]
+    assert capacity_for(129, 128, longest=140) == 192 and capacity_for(200, 128, longest=140) == 256
+
+
+def test_a_window_is_bounded_whatever_the_text(tiny):
+    layer, window = GrowingSlidingLayer(6), 6
+    with torch.no_grad():
+        for length in (100, *[1] * 300, 50, *[1] * 20):
+            keys, _ = layer.update(torch.randn(1, 1, length, 4), torch.randn(1, 1, length, 4))
+            assert layer.keys.shape[-2] == window - 1
+            assert keys.shape[-2] in (length, window - 1 + length)
+    taken = sum(room.nbytes for room in layer.rooms)
+    assert taken == 2 * STEP * 4 * 4  # two buffers of 64 tokens, 4 values of 4 bytes
+
+
+def test_gradients_flow_through_a_growing_cache(tiny):
+    model, tokens = tiny(), torch.randint(3, 101, (1, 8), generator=torch.Generator().manual_seed(7))
+    gradients = []
+    for cuts in ([(0, 8)], [(0, 5), (5, 6), (6, 8)]):
+        cache = GrowingCache(model.config)
+        logits = torch.cat([model(tokens[:, a:b], cache=cache, use_cache=True).logits for a, b in cuts], 1)
+        model.zero_grad()
+        logits.square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * one.abs().max().clamp(min=1).item())
+
+
+def test_a_cache_begun_in_inference_mode_goes_on_outside(tiny):
+    model, tokens = tiny(), torch.randint(3, 101, (1, 8), generator=torch.Generator().manual_seed(7))
+    cache = GrowingCache(model.config)
+    with torch.inference_mode():
+        model(tokens[:, :5], cache=cache, use_cache=True)
+    with torch.no_grad():
+        got = model(tokens[:, 5:], cache=cache, use_cache=True).logits
+        torch.testing.assert_close(got, model(tokens).logits[:, 5:], rtol=0, atol=1e-5)
+
+
+def test_a_compiled_static_cache(tiny):
+    model = tiny(layer_types=["sliding_attention", "full_attention"], sliding_window=4)
+    given = prompt(model, "padded")
+    expected = model.generate(**given, use_cache=False).sequences
+    compiled = CompileConfig(backend="aot_eager", mode=None)
+    compiled._compile_all_devices = True
+    got = model.generate(**given, cache_implementation="static", compile_config=compiled)
+    assert torch.equal(got.sequences, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_copies_of_weights_change_nothing_and_end_with_the_text(tiny, monkeypatch, dtype):
+    """Two texts on weights that were changed in between, in the way that no counter of versions sees."""
+    for name, value in (("SMALLEST", 1), ("STEPS_BEFORE_COPIES", 2)):
+        monkeypatch.setattr(onednn, name, value)
+    monkeypatch.setattr(onednn, "is_faster", lambda dtype: onednn.HAS_OPERATORS)
+    made = []
+    monkeypatch.setattr(onednn, "sorted_copy", lambda weight, real=onednn.sorted_copy: made.append(1) or real(weight))
+    model = tiny(attention_bias=True).to(dtype)
+    for scale in (1.0, -1.5):
+        for parameter in model.parameters():
+            parameter.data.mul_(scale)
+        given = prompt(model, "padded") | {"output_logits": True}
+        got = model.generate(**given)
+        with monkeypatch.context() as patch:
+            patch.setattr(onednn, "is_faster", lambda dtype: False)
+            expected = model.generate(**given)
+        for ours, theirs in zip(got.logits, expected.logits, strict=True):
+            atol = 1e-5 * theirs.abs().max().clamp(min=1).item() if dtype is torch.float32 else 0.0
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
+    assert bool(made) == (dtype is not torch.float32 and onednn.HAS_OPERATORS)
+    assert not onednn.GENERATION.products and not onednn.GENERATION.prepared
+
+
+def test_a_step_is_flat_where_it_may_be_and_only_there(tiny):
+    """Hooks, adapters and blocks of one's own are seen by every step."""
+    flat = []
+    tokens = torch.randint(3, 101, (1, 5), generator=torch.Generator().manual_seed(1))
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+
+    def taken(model):
+        flat.clear()
+        model.generate(tokens, **options)
+        return len(flat)
+
+    real = flat_step.FlatLayer.__call__
+
+    def counted(self, *args):
+        flat.append(1)
+        return real(self, *args)
+
+    flat_step.FlatLayer.__call__ = counted
+    try:
+        assert taken(tiny()) == 2 * 3  # two layers, three steps behind the prompt
+        assert taken(tiny(position_embedding="alibi")) == taken(tiny(**SPARSE)) == taken(tiny(**LATENT)) == 0
+        model, seen = tiny(), []
+        model.model.layers[1].mlp.register_forward_hook(lambda *args: seen.append(1))
+        assert taken(model) == 0 and len(seen) == 4
+        assert taken(tiny().train()) == 0
+        lora = get_peft_model(tiny(), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+        assert taken(lora) == 0
+    finally:
+        flat_step.FlatLayer.__call__ = real
