@@ -114,13 +114,13 @@ class MedusaHeads(DraftHead):
 class _MedusaDrafting(Drafting):
     def __init__(self, heads: MedusaHeads) -> None:
         self.heads = heads
-        self.states: list[torch.Tensor] = []
 
     def advance(self, progress: Progress) -> None:
-        self.states = self.heads.states(progress.features[:, -1:])
+        self.last = progress.features[:, -1:]
 
-    def state(self, drafted: list[torch.Tensor]) -> torch.Tensor:
-        return self.states[len(drafted)]
+    def states(self, drafted: list[torch.Tensor]) -> torch.Tensor:
+        # All at once: the base's head is read once.
+        return torch.cat(self.heads.states(self.last)[len(drafted) :], dim=1)
 
 
 def _layer(config: AnyformerConfig) -> AnyformerStack:
@@ -250,7 +250,7 @@ class _EagleDrafting(Drafting):
         self.mask, places = progress.attention_mask, progress.position_ids
         self._run(progress.tokens, progress.features, places[:, :-1], places[:, 1:])
 
-    def state(self, drafted: list[torch.Tensor]) -> torch.Tensor:
+    def states(self, drafted: list[torch.Tensor]) -> torch.Tensor:
         if drafted:
             self._run(drafted[-1], self.last, self.place, self.place + 1)
         return self.last
@@ -332,21 +332,21 @@ class _MtpDrafting(Drafting):
         self.read += new
         places = progress.position_ids[:, :-1]
         self.places = torch.cat((self.places.to(places.device), places), dim=-1)[:, -new - len(self.layers) :]
-        self.states = progress.features
+        self.deepest = progress.features
 
-    def state(self, drafted: list[torch.Tensor]) -> torch.Tensor:
+    def states(self, drafted: list[torch.Tensor]) -> torch.Tensor:
         depth = len(drafted) + 1
         layer = self.layers[depth - 1]
         module: Any = self.modules.depths[depth - 1]
         entries = self.read - layer.kept
-        below = self.states
+        below = self.deepest
         if below.shape[1] < entries:
             below = torch.cat((self.before[depth], below), dim=1)
         places = self.places[:, -entries:]
         tokens = torch.cat((self.progress.tokens, *drafted), dim=-1)[:, -entries:]
         inputs = module.inputs(self.embed(tokens, places + depth), below[:, -entries:])
-        self.states = layer(inputs, places, self.progress.attention_mask)
+        self.deepest = layer(inputs, places, self.progress.attention_mask)
         layer.kept = max(self.read - depth + 1, 0)
         if depth > 1 and self.read >= depth - 1:
             self.before[depth] = below[:, below.shape[1] - depth + 1 :][:, :1]
-        return self.states[:, -1:]
+        return self.deepest[:, -1:]

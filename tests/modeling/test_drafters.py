@@ -39,7 +39,7 @@ def by_drafting(base, drafter, text, read):
         features = base.model(text[:, :read], use_cache=False).last_hidden_state
         drafting.advance(Progress(features, text[:, 1 : read + 1], torch.arange(read + 1)[None], None))
         ahead = text[:, read + 1 :].split(1, dim=1)
-        return torch.cat([base.logits_of(drafting.state(list(ahead[:step])))[0] for step in range(STEPS)])
+        return torch.cat([base.logits_of(drafting.states(list(ahead[:step])))[0, :1] for step in range(STEPS)])
 
 
 @pytest.mark.parametrize("kind", TRAINED)
@@ -74,7 +74,7 @@ def test_losses_are_the_papers_of_drafts_made_one_by_one(pair, kind):
             drafting.advance(Progress(features[None, :read], text[:, 1 : read + 1], places, None))
             for step in range(reach):
                 ahead = list(text[:, read + 1 : read + 1 + step].split(1, dim=1)) if step else []
-                state = drafting.state(ahead)[0, 0]
+                state = drafting.states(ahead)[0, 0]
                 at = read + 1 + step  # the token drafted
                 logits = base.logits_of(state)
                 loss = -logits.log_softmax(-1)[text[0, at]]
