@@ -209,3 +209,8 @@ class GrowingCache(DynamicCache):
             if cls := _GROWING.get(type(layer)):
                 sizes = {"sliding_window": layer.sliding_window} if layer.is_sliding else {"longest": longest}
                 self.layers[index] = cls(**sizes)
+
+    def __repr__(self) -> str:
+        from .cache_sizes import measured_size
+
+        return f"{type(self).__name__}({len(self.layers)} layers, {measured_size(self)})"

@@ -93,3 +93,8 @@ class Int8Cache(Cache):
     def __init__(self, config: Any) -> None:
         own = GrowingCache(config).layers
         super().__init__(layers=[layer if isinstance(layer, GrowingSlidingLayer) else Int8Layer() for layer in own])
+
+    def __repr__(self) -> str:
+        from .cache_sizes import measured_size
+
+        return f"{type(self).__name__}({len(self.layers)} layers, {measured_size(self)})"

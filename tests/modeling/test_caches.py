@@ -300,3 +300,8 @@ def test_a_step_is_flat_where_it_may_be_and_only_there(tiny):
         assert taken(lora) == 0
     finally:
         flat_step.FlatLayer.__call__ = real
+
+
+def test_a_cache_says_what_it_takes(tiny):
+    got = tiny().generate(**prompt(tiny(), "one row")).past_key_values
+    assert str(got) == "GrowingCache(2 layers, 3,840 bytes, with room for more in 16,384)"  # 15 of 64 tokens
