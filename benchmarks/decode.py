@@ -4,10 +4,10 @@
     OMP_NUM_THREADS=2 python benchmarks/decode.py --dtype bf16
     OMP_NUM_THREADS=2 python benchmarks/decode.py --caches --contexts 512   # Anyformer's caches beside each other
 
-Both sides get the same prompt, the source of a module, through plain `generate` and take turns, so that what else the machine does falls on
-both; the first round warms up and is not counted. A streamer notes when each token comes. Two figures: tokens a second
-over the whole answer behind its first token, and from the median of the later half of the steps, which leaves out what
-an answer pays once. In fp32 the tokens must be equal.
+Both sides get the same prompt, the source of a module, through plain `generate` and take turns, so that what else the
+machine does falls on both; the first round warms up and is not counted. A streamer notes when each token comes. Two
+figures: tokens a second over the whole answer behind its first token, and from the median of the later half of the
+steps, which leaves out what an answer pays once. In fp32 the tokens must be equal.
 
 A token reads every weight once and the cache: their bytes over the memory's bandwidth, measured here as the best rate
 of summing a large tensor, are the least a token can take. The share of that limit is printed.
