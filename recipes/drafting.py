@@ -51,14 +51,8 @@ class Draft:
         except ValueError as error:
             raise UserError(f"--draft: {error}") from error
         found = getattr(plain_model(model), "speculation", None)
-        if found is None:  # of a class that counts nothing
-            return
-        self.total.rounds += found.rounds
-        self.total.tokens += found.tokens
-        for mine, theirs in ((self.total.drafted_at, found.drafted_at), (self.total.accepted_at, found.accepted_at)):
-            mine.extend([0] * (len(theirs) - len(mine)))
-            for place, number in enumerate(theirs):
-                mine[place] += number
+        if found is not None:  # as of a class that counts nothing
+            self.total += found
 
     def describe(self) -> str:
         """What came of all drafts, in a line."""
@@ -121,7 +115,7 @@ def is_drafter(place: str) -> bool:
     """Whether a folder or a repository holds a trained drafter."""
     from transformers import PreTrainedConfig
 
-    from ..modeling.speculative_generation import DRAFTER_TYPE
+    from ..modeling.speculation import DRAFTER_TYPE
 
     try:
         return PreTrainedConfig.get_config_dict(resolve_path(place))[0].get("model_type") == DRAFTER_TYPE
