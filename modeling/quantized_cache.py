@@ -68,6 +68,8 @@ class Int8Layer(BaseQuantizedLayer):
             raise ValueError(f"crop({tokens_to_remove}): give a negative number, of the tokens to be removed")
         if tokens_to_remove:
             self._change(lambda tensor: tensor[:, :, :tokens_to_remove])
+            for room, held in zip(self.rooms, self._kept, strict=True):
+                room.shorten(held)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         self._change(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))

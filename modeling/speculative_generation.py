@@ -220,6 +220,8 @@ def _problems(config: AnyformerConfig, text: torch.Tensor, generation_config: An
     if cache is None:
         yield "use_cache=False leaves nothing to take refused tokens back from; leave it out"
         return
+    if generation_config.assistant_ensemble_weight is not None:
+        yield "assistant_ensemble_weight changes the distribution"
     if generation_config.assistant_early_exit is not None:
         yield "assistant_early_exit asks for a model that was trained to end early; use a draft model"
     assistant = kwargs.get("assistant_model")
