@@ -39,6 +39,8 @@ _WRITES_NOTHING = {
     ),
     "Model": ("a model without a head, which gives hidden states", "AutoModel.from_pretrained({path!r})"),
 }
+# Positions that know distances alone, and were made for texts longer than those of training.
+_GO_ON = ("alibi", "relative")
 _REWARD = "a reward model or a regression, which gives a text one number"
 
 
@@ -84,14 +86,38 @@ class Generator:
     @cached_property
     def _places(self) -> tuple[int, int]:
         """Of the text that is read apart, and of the text that is written."""
-        # T5 has no longest text: it counts distances.
-        longest = getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
+        longest = position_limit(self.model.config) or sys.maxsize
         if self.draft is not None and self.draft.positions is not None:
             longest = min(longest, self.draft.positions)
         virtual = virtual_tokens(self.model)
         kind = KINDS.get(self.model.active_peft_config.peft_type, "") if virtual else ""
         source, target = positions_taken(kind, virtual, reads_apart=self.reads_apart)
         return longest - source, longest - target
+
+    def ends_early(self, prompt: int, answer: Sequence[int], max_new_tokens: int) -> bool:
+        """Whether an answer to a prompt of so many tokens ends only because positions do."""
+        cut = len(self._written(answer)) >= self.room(prompt) < max_new_tokens
+        return cut and answer[-1] not in stop_ids(self.tokenizer)
+
+    def is_beyond(self, prompt: int, answer: Sequence[int]) -> bool:
+        """Whether a text is longer than those that the model was trained for, where that may do harm."""
+        trained, written = self.trained_length, len(self._written(answer))
+        longest = max(prompt, written) if self.reads_apart else prompt + written
+        return trained is not None and longest > trained
+
+    @cached_property
+    def trained_length(self) -> int | None:
+        """In tokens; None: positions end there, or are of a kind that is made to go on."""
+        config: Any = self.model.config
+        if position_limit(config) is not None or getattr(config, "position_embedding", None) in _GO_ON:
+            return None
+        dynamic = "dynamic" in str(getattr(config, "rope_parameters", None))  # stretches by itself
+        return None if dynamic else getattr(config, "max_position_embeddings", None)
+
+    def _written(self, answer: Sequence[int]) -> Sequence[int]:
+        """An answer up to its end, without the padding behind it."""
+        stops = set(stop_ids(self.tokenizer))
+        return answer[: next((i + 1 for i, token in enumerate(answer) if token in stops), len(answer))]
 
     def answer(self, prompts: Sequence[list[int]], max_new_tokens: int, **options: Any) -> list[list[int]]:
         """Answers to prompts as token ids, padded behind their ends; `options` are those of `generate`.
@@ -123,6 +149,16 @@ class Generator:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def position_limit(config: Any) -> int | None:
+    """Tokens that a text can have; None: positions go on, as far as is known of this model."""
+    from ..modeling import AnyformerConfig
+
+    if isinstance(config, AnyformerConfig):
+        return config.position_limit
+    # T5 has no longest text: it counts distances. Of other classes nobody says whether theirs end or go on.
+    return getattr(config, "max_position_embeddings", None)
 
 
 def open_generator(path: str, *, trust_remote_code: bool = False) -> Generator:
