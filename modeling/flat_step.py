@@ -19,6 +19,7 @@ from .layers import PreNormLayer
 from .mlp import ClampedMLP, DenseMLP, GatedMLP
 from .norms import NORMS_OF_THIS_PACKAGE
 from .onednn import FEW_ROWS, GENERATION, Product, serves
+from .paged_attention import RequestBatch, RequestLayer
 from .positions import Rotation, apply_rotary
 
 
@@ -66,6 +67,9 @@ class FlatLayer:
             if rotation is not None:
                 query = apply_rotary(query, *rotation, self.interleaved)
                 key = apply_rotary(key, *rotation, self.interleaved)
+        if type(cached) is RequestLayer:
+            output = cached.attend(query.reshape(batch, shared, -1, self.head_dim), key, value, mask, self.scale)
+            return self.out(output.reshape(batch, 1, -1))
         key, value = cached.update(key, value)
         if length > 1:
             output, _ = grouped_sdpa(self.attention, query, key, value, mask, scaling=self.scale)
@@ -97,7 +101,7 @@ def flat_layers(stack: Any, states: torch.Tensor, cache: Any) -> list[FlatLayer]
     Args:
         states: [batch, length, hidden_size].
     """
-    if not GENERATION.texts or type(cache) not in (GrowingCache, DynamicCache) or not serves(states):
+    if not GENERATION.texts or type(cache) not in (GrowingCache, DynamicCache, RequestBatch) or not serves(states):
         return None
     if states.shape[:-1].numel() > FEW_ROWS or getattr(cache, "offloading", False) or not cache.get_seq_length():
         return None

@@ -40,6 +40,7 @@ from .outputs import AnyformerModelOutput
 from .paged import is_paged, paged_positions
 from .paged_attention import RequestBatch
 from .positions import PositionEmbedding, RotaryTable, frequencies_turn
+from .quantized import keep_unpackable, require_writable
 from .registry import CHOICES, LAYERS, POSITION_EMBEDDINGS
 
 logger = logging.get_logger(__name__)
@@ -161,10 +162,16 @@ class AnyformerPreTrainedModel(PreTrainedModel):
                 hint = " config.share_embeddings is False: set it to true if encoder and decoder share one embedding."
             raise ValueError(f"The checkpoint has no weights for {shown}.{hint}")
         model._untie_what_differs()
+        keep_unpackable(model)
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As the base class; says which blocks do not travel with the folder."""
+        """As the base class; says which blocks do not travel with the folder.
+
+        Raises:
+            ValueError: 4-bit weights that can no longer be written; see `quantized.require_writable`.
+        """
+        require_writable(self)
         home = __name__.rpartition(".")[0]
         for field, registry in CHOICES.items():
             cls = registry[getattr(self.config, field)]
@@ -399,12 +406,12 @@ class AnyformerStack(AnyformerPreTrainedModel):
         if cache is not None and self._checkpoints():
             held, cache = held_by(cache), None  # computed twice, a layer would also write into it twice
         layer: Any
-        if (flat := flat_layers(self, hidden_states, cache)) is not None:
+        flat = flat_layers(self, hidden_states, cache)
+        if flat is not None:
             own: Any = cache
             for layer, cached in zip(flat, own.layers, strict=True):
                 hidden_states = layer(hidden_states, rotations.get(layer.place), masks[layer.kind], cached)
-            return AnyformerModelOutput(last_hidden_state=self.norm(hidden_states), cache=cache)
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(() if flat is not None else self.layers):
             # What has a gradient goes in by position: reentrant checkpointing cuts only that off from the graph.
             hidden_states = layer(
                 hidden_states,

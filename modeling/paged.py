@@ -12,12 +12,14 @@ from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from .configuration_anyformer import AnyformerConfig
+from .onednn import GENERATION
 from .soft_prompts import soft_prompt_of
 
 # On CPUs, where nothing else is stated. A pass of more tokens makes all requests wait for one long prompt, and the
 # library fills masks of [tokens of a pass, tokens of the cache].
 PASS_TOKENS = 512
 SERVED_TOKENS = 16_384
+SERVED_PAGE, LONGEST_PAGE = 512, 1024
 
 
 def is_paged(cache: Any) -> bool:
@@ -64,7 +66,7 @@ class PagedGeneration:
             raise ValueError(f"continuous batching cannot serve this model: {problem}; use `generate`")
         if self.device.type != "cpu":  # type: ignore[attr-defined]
             return self._manager(settings, batching, workload_hints)
-        sized = _sized_for_cpu(batching, self.config, workload_hints)
+        sized = _sized_for_cpu(continuous_batching_config, self.config, workload_hints)
         try:
             return self._manager(settings, sized, workload_hints)
         except MemoryError:  # then as many blocks as there is room for
@@ -85,7 +87,28 @@ class PagedGeneration:
         if hints is not None:
             _refuse_too_long(hints.max_prompt_length, hints.max_generated_length, longest)
         manager.add_request = _checked(manager, longest)
+        _prepare_while_running(manager)
         return manager
+
+
+def _prepare_while_running(manager: Any) -> None:
+    """Let the passes of the manager's thread use what is prepared while text is generated, but not beyond a pause, in
+    which weights may change."""
+    run, pause = manager._run_generation_loop, manager.pause
+
+    def run_prepared(*args: Any, **kwargs: Any) -> None:
+        with GENERATION.begun():
+            run(*args, **kwargs)
+
+    @contextmanager
+    def forgetting_pause() -> Iterator[None]:
+        with pause():
+            try:
+                yield
+            finally:
+                GENERATION.forget()
+
+    manager._run_generation_loop, manager.pause = run_prepared, forgetting_pause
 
 
 def _refuse_too_long(prompt: int, new: int, longest: int) -> None:
@@ -127,19 +150,27 @@ def _unknown_settings(settings: Any, processors: Iterable[Any], batching: Contin
             yield f"it has no {type(processor).__name__}"
 
 
-def _sized_for_cpu(batching: ContinuousBatchingConfig, config: AnyformerConfig, hints: Any) -> ContinuousBatchingConfig:
-    """With what is not stated: short passes, and blocks for all requests at once or for `SERVED_TOKENS`."""
+def _sized_for_cpu(
+    given: ContinuousBatchingConfig | None, config: AnyformerConfig, hints: Any
+) -> ContinuousBatchingConfig:
+    """With what is not stated: short passes, blocks for all requests at once or for `SERVED_TOKENS`, and pages that
+    hold a whole request, whose keys are then read where they lie."""
+    longest = hints.max_prompt_length + hints.max_generated_length if hints and hints.max_generated_length else None
+    batching = given or ContinuousBatchingConfig(page_size=min(_rounded(longest or SERVED_PAGE, 64), LONGEST_PAGE))
     tokens = min(max(SERVED_TOKENS, config.max_position_embeddings), 4 * SERVED_TOKENS)
     blocks = math.ceil(tokens / batching.page_size)
-    if hints is not None and hints.max_generated_length:
-        one = math.ceil((hints.max_prompt_length + hints.max_generated_length) / batching.page_size)
+    if longest:
         # The scheduler lets nothing in while fewer than 15 % are free.
-        blocks = math.ceil(one * hints.num_requests / 0.85) + 1
+        blocks = math.ceil(math.ceil(longest / batching.page_size) * hints.num_requests / 0.85) + 1
     return dataclasses.replace(
         batching,
         num_blocks=batching.num_blocks or blocks,
         max_batch_tokens=batching.max_batch_tokens or PASS_TOKENS,
     )
+
+
+def _rounded(tokens: int, step: int) -> int:
+    return math.ceil(tokens / step) * step
 
 
 def _problems(config: AnyformerConfig) -> Iterator[str]:

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers.utils.import_utils import is_tracing
 
+_sdpa = nn.functional.scaled_dot_product_attention
+
 # Of the cache's rows this one is never written: keys of padding are read from it.
 UNUSED_ROW = 0
 
@@ -29,6 +31,7 @@ class RequestBatch:
         self.position_ids = position_ids.T  # [requests, 1]
         self.masks: dict[str, torch.Tensor | None] = {}
         self.lengths: dict[str, torch.Tensor] = {}  # of keys, [requests, 1]
+        self.places: dict[str, list[Any] | None] = {}  # see `_places`
         reads = list(paging["read_index"])
         for kind, ends in paging["cu_seq_lens_k"].items():
             place = cache.cache_allocators[kind].index
@@ -37,10 +40,35 @@ class RequestBatch:
             column = torch.arange(int(lengths.max()), device=ends.device)  # [keys]
             held = column < lengths  # [requests, keys]
             row = reads[place][(starts + column).clamp(max=len(reads[place]) - 1)]
+            self.places[kind] = self._places(kind, reads[place], ends)
             reads[place] = row.masked_fill(~held, UNUSED_ROW).flatten()
             self.lengths[kind] = lengths
             self.masks[kind] = None if bool(held.all()) else held[:, None, None]
         self.paging["read_index"] = reads
+        # With nothing to read the library writes alone.
+        self.writing = self.paging | {"read_index": [r[:0] for r in reads]}
+
+    @staticmethod
+    def _places(kind: str, rows: torch.Tensor, ends: torch.Tensor) -> list[Any] | None:
+        """Where each request's keys lie: a slice where they follow one another, on one page, else their rows; None for
+        windows, whose pages are written after they are read."""
+        if kind != "full_attention":
+            return None
+        spans = list(pairwise(ends.tolist()))
+        first, last = (rows[ends[a:b].long() - c].tolist() for a, b, c in ((0, -1, 0), (1, None, 1)))
+        return [
+            slice(f, g + 1) if g - f == b - a - 1 else rows[a:b]
+            for f, g, (a, b) in zip(first, last, spans, strict=True)
+        ]
+
+    @property
+    def layers(self) -> list["RequestLayer"]:
+        """What the layers of a flat step keep their keys in."""
+        return [RequestLayer(self, index) for index in range(len(self.cache.layer_to_allocator))]
+
+    def get_seq_length(self) -> int:
+        """Of the longest request, with the token of this pass."""
+        return int(self.position_ids.max()) + 1
 
     @staticmethod
     def fits(position_ids: torch.Tensor, paging: dict[str, Any]) -> bool:
@@ -66,6 +94,38 @@ class RequestBatch:
         lengths = self.lengths[kind]
         column = torch.arange(int(lengths.max()), device=lengths.device)
         return self.position_ids, self.position_ids - (lengths - 1) + column
+
+
+class RequestLayer:
+    """One layer of a `RequestBatch`."""
+
+    def __init__(self, batch: RequestBatch, index: int) -> None:
+        self.batch, self.index = batch, index
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        """Keep the new keys and values [requests, kv_heads, 1, width]; what the queries make of all, as their shape.
+
+        Args:
+            query: [requests, kv_heads, group, width], the heads of a group as queries of one head.
+            mask: of the batch.
+        """
+        allocator = self.batch.cache.layer_to_allocator[self.index]
+        places = self.batch.places[allocator.layer_type]
+        if places is None:
+            keys, values = self.batch.update(keys, values, self.index, {})
+            return _sdpa(query, keys, values, attn_mask=mask, scale=scale)
+        # Read where they lie: to gather the keys of all takes half as long as the attention itself.
+        new = (x.transpose(0, 2) for x in (keys, values))
+        self.batch.cache.update(*new, self.index, kwargs=dict(self.batch.writing))
+        kept = [pages.flatten(0, 1) for pages in allocator.get_cache_for_block_table(self.index)]  # [rows, kv_heads, .]
+        outputs = []
+        for request, place in enumerate(places):
+            key, value = (rows[place] if isinstance(place, slice) else rows.index_select(0, place) for rows in kept)
+            key, value = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
+            outputs.append(_sdpa(query[request : request + 1], key, value, scale=scale))
+        return torch.cat(outputs)
 
 
 def by_request(attend: Callable, cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor) -> Callable:

@@ -40,8 +40,9 @@ def extend_context(config: "AnyformerConfig", method: str, length: int) -> None:
         )
     if config.rope_thetas is not None and method == "ntk":
         raise UserError(f"{where}.method: ntk changes the base, and this model has one for each layer: choose another")
-    nested = config.rope_parameters if "full_attention" in config.rope_parameters else None
-    rope = nested["full_attention"] if nested else config.rope_parameters
+    given: dict[str, Any] = config.rope_parameters or {}
+    nested = given if "full_attention" in given else None
+    rope = nested["full_attention"] if nested else given
     trained = _trained_length(config, rope, where)
     if length <= trained:
         raise UserError(f"{where}.length: is {length}, and the model was trained for {trained}: give a longer one")

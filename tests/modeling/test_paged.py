@@ -190,16 +190,17 @@ def test_a_request_that_never_fits_is_refused_and_the_others_go_on(tiny):
 
 
 def test_the_cache_on_a_cpu_holds_what_the_requests_need(tiny):
-    model, one = tiny(), ContinuousBatchingConfig().page_size  # 60 tokens fit into one block
+    model = tiny()
 
-    def held(**settings):
-        hints = WorkloadHints(max_prompt_length=40, max_generated_length=20, num_requests=17)
-        config = ContinuousBatchingConfig(**settings)
+    def held(config=None):
+        hints = WorkloadHints(max_prompt_length=50, max_generated_length=20, num_requests=17)
         manager = model.init_continuous_batching(GREEDY, config, hints)
         cache, resolved = manager.batch_processor.cache, manager.continuous_batching_config
-        return cache.num_blocks, resolved.max_batch_tokens, cache.cache_tensor.nbytes
+        return resolved.page_size, cache.num_blocks, resolved.max_batch_tokens, cache.cache_tensor.nbytes
 
-    blocks, tokens, size = held()
-    assert (blocks, tokens) == (21, 512)  # 17 of 21 leave the scheduler its 15 %
-    assert size == (21 + 2) * one * model.config.counts().cache_bytes_per_token(4)  # two blocks are never used
-    assert held(num_blocks=5, max_batch_tokens=64)[:2] == (5, 64)
+    page, blocks, tokens, size = held()
+    # A request fits into one page; 17 of 21 blocks leave the scheduler its 15 %.
+    assert (page, blocks, tokens) == (128, 21, 512)
+    assert size == (21 + 2) * 128 * model.config.counts().cache_bytes_per_token(4)  # two blocks are never used
+    given = ContinuousBatchingConfig(page_size=32, num_blocks=5, max_batch_tokens=64)
+    assert held(given)[:3] == (32, 5, 64)
