@@ -124,8 +124,11 @@ class Pipeline:
         if source := _stage_in(model.path):
             start = self._start(self[source].recipe.model, done)
             same = {name: getattr(start, name) for name in ("path", "preset", "revision")}
-            other = {"config": start.config | model.config, "tokenizer": model.tokenizer or start.tokenizer}
-            other["context_extension"] = model.context_extension or start.context_extension
+            other = {
+                "config": start.config | model.config,
+                "tokenizer": model.tokenizer or start.tokenizer,
+                "context_extension": model.context_extension or start.context_extension,
+            }
             model = model.model_copy(update=same | other)
         if source := _stage_in(model.tokenizer):
             start = self._start(self[source].recipe.model, done)
