@@ -40,15 +40,15 @@ def extend_context(config: "AnyformerConfig", method: str, length: int) -> None:
         )
     if config.rope_thetas is not None and method == "ntk":
         raise UserError(f"{where}.method: ntk changes the base, and this model has one for each layer: choose another")
-    given: dict[str, Any] = config.rope_parameters or {}
-    nested = given if "full_attention" in given else None
-    rope = nested["full_attention"] if nested else given
+    whole: dict[str, Any] = config.rope_parameters or {}
+    nested = "full_attention" in whole
+    rope = whole["full_attention"] if nested else whole
     trained = _trained_length(config, rope, where)
     if length <= trained:
         raise UserError(f"{where}.length: is {length}, and the model was trained for {trained}: give a longer one")
     kept = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if rope.get(name) is not None}
     scaled = kept | _scaled(config, method, kept, length / trained, trained)
-    config.rope_parameters = nested | {"full_attention": scaled} if nested else scaled
+    config.rope_parameters = whole | {"full_attention": scaled} if nested else scaled
     config.max_position_embeddings = length
 
 

@@ -22,8 +22,8 @@ FILLER = (
 NEEDLE = "The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = "What is the pass key? The pass key is"
 ROWS, DIGITS = 2000, 4
-# The defaults of `load`, each with what it must be.
-ARGUMENTS = {"rows": ROWS, "words": [60, 100], "digits": DIGITS, "seed": 0}
+# The defaults of `load`.
+ARGUMENTS: dict[str, Any] = {"rows": ROWS, "words": [60, 100], "digits": DIGITS, "seed": 0}
 
 
 def problem(arguments: Mapping[str, Any]) -> str | None:
