@@ -149,10 +149,14 @@ class Product:
         self.copy = sorted_copy(self.weights[0] if len(self.weights) == 1 else torch.cat(self.weights))
 
 
-class _Prepared:
+class Prepared:
     """What is prepared for one `generate`, each with what it was made of, so that no other object gets its `id`."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Prepare all anew: weights have changed, or will."""
         self.products: dict[tuple[int, ...], tuple[Sequence[Any], Product | None]] = {}
         self.parts: dict[int, tuple[Any, Any]] = {}
         self.spare = -1  # bytes for sorted copies; not looked up yet
@@ -172,16 +176,17 @@ class Generation:
     """
 
     def __init__(self) -> None:
-        self._current: ContextVar[_Prepared | None] = ContextVar("generation", default=None)
+        self._current: ContextVar[Prepared | None] = ContextVar("generation", default=None)
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
-        if self.texts:
-            yield
+    def begun(self) -> Iterator[Prepared]:
+        if (outer := self._current.get()) is not None:
+            yield outer
             return
-        token = self._current.set(_Prepared())
+        made = Prepared()
+        token = self._current.set(made)
         try:
-            yield
+            yield made
         finally:
             self._current.reset(token)
 
@@ -189,11 +194,6 @@ class Generation:
     def texts(self) -> bool:
         """Whether text is generated here and now."""
         return self._current.get() is not None
-
-    def forget(self) -> None:
-        """Prepare anew what is prepared: weights have changed, or will."""
-        if self.texts:
-            self._current.set(_Prepared())
 
     def prepared(self, owner: Any, make: Callable[[Any], Any]) -> Any:
         """What `make` makes of its owner, once."""
@@ -211,7 +211,7 @@ class Generation:
         return now.products[key][1]
 
     @property
-    def _now(self) -> _Prepared:
+    def _now(self) -> Prepared:
         found = self._current.get()
         assert found is not None
         return found
