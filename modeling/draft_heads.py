@@ -114,13 +114,13 @@ class MedusaHeads(DraftHead):
 class _MedusaDrafting(Drafting):
     def __init__(self, heads: MedusaHeads) -> None:
         self.heads = heads
-        self.states: list[torch.Tensor] = []
 
     def advance(self, progress: Progress) -> None:
-        self.states = self.heads.states(progress.features[:, -1:])
+        self.last = progress.features[:, -1:]
 
-    def state(self, drafted: list[torch.Tensor]) -> torch.Tensor:
-        return self.states[len(drafted)]
+    def states(self, drafted: list[torch.Tensor]) -> torch.Tensor:
+        # All at once: the base's head is read once.
+        return torch.cat(self.heads.states(self.last)[len(drafted) :], dim=1)
 
 
 def _layer(config: AnyformerConfig) -> AnyformerStack:
@@ -130,20 +130,26 @@ def _layer(config: AnyformerConfig) -> AnyformerStack:
     return stack
 
 
-def _copy_last_layer(stack: AnyformerStack, base: Any) -> None:
-    body = base.model
-    for own, of_base in ((stack.layers[0], body.layers[-1]), (stack.norm, body.norm)):
+def _start_like(stack: AnyformerStack, projection: nn.Linear, features: slice, base: Any) -> None:
+    """Weights with which the base's feature goes through: of two inputs side by side the projection hands on this one
+    without the gain of the base's norm, the layer adds nothing yet, and the norm behind it is the base's.
+
+    What the layer will add begins from the base's last layer. (A copy of that layer whole learned slower than random
+    weights, and random weights slower than this: it is made for states that are many times as large.)
+    """
+    body, layer = base.model, stack.layers[0]
+    for own, of_base in ((layer, body.layers[-1]), (stack.norm, body.norm)):
         given = of_base.state_dict()
         for name, weight in own.state_dict().items():
             if name in given and given[name].shape == weight.shape:
                 weight.copy_(given[name])
-
-
-def _keep(projection: nn.Linear, which: int) -> None:
-    """Of two inputs of one size, side by side, hand on one."""
-    size = projection.out_features
-    nn.init.zeros_(projection.weight)
-    projection.weight[:, which * size : (which + 1) * size].copy_(torch.eye(size))
+    for name, weight in layer.named_parameters():
+        if "o_proj" in name or "down_proj" in name:
+            weight.zero_()
+    gain = torch.ones(projection.out_features)
+    if getattr(body.norm, "weight", None) is not None:
+        gain = body.norm.weight.float().cpu() + (1 - body.norm.initial_weight)
+    projection.weight[:, features].copy_(torch.diag(1 / gain.where(gain.abs() > 0.01, 1)))
 
 
 @DRAFTERS.register("eagle")
@@ -164,8 +170,7 @@ class EagleHead(DraftHead):
         self.decoder = _layer(config)
 
     def start_like(self, base: Any) -> None:
-        _copy_last_layer(self.decoder, base)
-        _keep(self.fc, 1)
+        _start_like(self.decoder, self.fc, slice(self.fc.out_features, None), base)
 
     def inputs(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         return project(self.fc, torch.cat((embedded, features), dim=-1))
@@ -245,7 +250,7 @@ class _EagleDrafting(Drafting):
         self.mask, places = progress.attention_mask, progress.position_ids
         self._run(progress.tokens, progress.features, places[:, :-1], places[:, 1:])
 
-    def state(self, drafted: list[torch.Tensor]) -> torch.Tensor:
+    def states(self, drafted: list[torch.Tensor]) -> torch.Tensor:
         if drafted:
             self._run(drafted[-1], self.last, self.place, self.place + 1)
         return self.last
@@ -283,8 +288,7 @@ class MtpModules(DraftHead):
     def start_like(self, base: Any) -> None:
         depth: Any
         for depth in self.depths:
-            _copy_last_layer(depth.decoder, base)
-            _keep(depth.eh_proj, 0)
+            _start_like(depth.decoder, depth.eh_proj, slice(depth.eh_proj.out_features), base)
 
     def predictions(self, batch: DraftBatch) -> list[Predictions]:
         length, states, results = batch.features.shape[1], batch.features, []
@@ -328,21 +332,21 @@ class _MtpDrafting(Drafting):
         self.read += new
         places = progress.position_ids[:, :-1]
         self.places = torch.cat((self.places.to(places.device), places), dim=-1)[:, -new - len(self.layers) :]
-        self.states = progress.features
+        self.deepest = progress.features
 
-    def state(self, drafted: list[torch.Tensor]) -> torch.Tensor:
+    def states(self, drafted: list[torch.Tensor]) -> torch.Tensor:
         depth = len(drafted) + 1
         layer = self.layers[depth - 1]
         module: Any = self.modules.depths[depth - 1]
         entries = self.read - layer.kept
-        below = self.states
+        below = self.deepest
         if below.shape[1] < entries:
             below = torch.cat((self.before[depth], below), dim=1)
         places = self.places[:, -entries:]
         tokens = torch.cat((self.progress.tokens, *drafted), dim=-1)[:, -entries:]
         inputs = module.inputs(self.embed(tokens, places + depth), below[:, -entries:])
-        self.states = layer(inputs, places, self.progress.attention_mask)
+        self.deepest = layer(inputs, places, self.progress.attention_mask)
         layer.kept = max(self.read - depth + 1, 0)
         if depth > 1 and self.read >= depth - 1:
             self.before[depth] = below[:, below.shape[1] - depth + 1 :][:, :1]
-        return self.states[:, -1:]
+        return self.deepest[:, -1:]

@@ -105,10 +105,7 @@ def flat_layers(stack: Any, states: torch.Tensor, cache: Any) -> list[FlatLayer]
         return None
     if states.shape[:-1].numel() > FEW_ROWS or getattr(cache, "offloading", False) or not cache.get_seq_length():
         return None
-    key = id(stack)
-    if key not in GENERATION.prepared:
-        GENERATION.prepared[key] = _taken_apart(stack)
-    return GENERATION.prepared[key]
+    return GENERATION.prepared(stack, _taken_apart)
 
 
 def _taken_apart(stack: Any) -> list[FlatLayer] | None:

@@ -22,6 +22,7 @@ class Room:
 
     def __init__(self) -> None:
         self.buffer: torch.Tensor | None = None
+        self.end = 0  # of what was written into it
 
     def append(self, held: torch.Tensor, new: torch.Tensor, longest: int | None) -> torch.Tensor:
         """`held` [batch, heads, past, width] followed by `new` [batch, heads, length, width], as one view.
@@ -31,10 +32,20 @@ class Room:
         """
         past = held.shape[-2] if held.numel() else 0
         need, start = past + new.shape[-2], self.place_of(held) if past else 0
-        if self.buffer is None or start is None or start + need > self.buffer.shape[-2] or self._is_foreign(new):
-            start = self._make_room(held, new, past, need, longest)
+        if past and held.shape[:2] != new.shape[:2]:
+            raise ValueError(
+                f"the cache holds {held.shape[0]} rows of {held.shape[1]} heads, and {new.shape[0]} rows of "
+                f"{new.shape[1]} follow: begin with an empty cache, or repeat or select its rows"
+            )
+        # A cache that was copied from this one may have written behind what is held, or taken another buffer.
+        shared = bool(past) and (start is None or start + past != self.end)
+        full = self.buffer is None or start is None or start + need > self.buffer.shape[-2]
+        if full or shared or self._is_foreign(new):
+            start = self._make_room(held, new, past, need, longest, anew=shared)
         buffer: Any = self.buffer
+        start = start or 0
         buffer[:, :, start + past : start + need] = new
+        self.end = start + need
         return buffer[:, :, start : start + need]
 
     def reorder(self, held: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -42,6 +53,11 @@ class Room:
         chosen = held.index_select(0, rows.to(held.device))
         stays = chosen.shape == held.shape and self.place_of(held) is not None and not self._is_foreign(chosen)
         return held.copy_(chosen) if stays and not torch.is_grad_enabled() else chosen
+
+    def shorten(self, held: torch.Tensor | None) -> None:
+        """What stood behind `held` is given up."""
+        if held is not None and held.numel() and (start := self.place_of(held)) is not None:
+            self.end = start + held.shape[-2]
 
     @property
     def nbytes(self) -> int:
@@ -65,10 +81,12 @@ class Room:
         step = buffer.stride(2) * buffer.element_size()
         return offset // step if 0 <= offset < step * buffer.shape[2] and offset % step == 0 else None
 
-    def _make_room(self, held: torch.Tensor, new: torch.Tensor, past: int, need: int, longest: int | None) -> int:
+    def _make_room(
+        self, held: torch.Tensor, new: torch.Tensor, past: int, need: int, longest: int | None, anew: bool
+    ) -> int:
         """Put what is held to the front of a buffer that has room for `need`; where it begins, which is 0."""
         old = self.buffer
-        if old is not None and not self._is_foreign(new) and 2 * need <= old.shape[-2]:
+        if not anew and old is not None and not self._is_foreign(new) and 2 * need <= old.shape[-2]:
             if past:  # copied aside, because the two places may overlap
                 old[:, :, :past] = held.clone()
             return 0
@@ -120,6 +138,11 @@ class GrowingLayer(DynamicLayer):
             self.keys, self.values = (
                 room.reorder(held, beam_idx) for room, held in zip(self.rooms, (self.keys, self.values), strict=True)
             )
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        for room, held in zip(self.rooms, (self.keys, self.values), strict=True):
+            room.shorten(held)
 
     def reset(self) -> None:
         super().reset()
@@ -209,3 +232,8 @@ class GrowingCache(DynamicCache):
             if cls := _GROWING.get(type(layer)):
                 sizes = {"sliding_window": layer.sliding_window} if layer.is_sliding else {"longest": longest}
                 self.layers[index] = cls(**sizes)
+
+    def __repr__(self) -> str:
+        from .cache_sizes import measured_size
+
+        return f"{type(self).__name__}({len(self.layers)} layers, {measured_size(self)})"

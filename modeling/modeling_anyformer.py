@@ -438,8 +438,10 @@ class AnyformerStack(AnyformerPreTrainedModel):
             have; a prefix that PEFT put there was not rotated.
         """
         before, turning = getattr(cache, "rotated_for", None), self.positions.turning
-        # Of a batch that was selected from it is not known which rows are left.
-        if before is not None and before.shape == lengths.shape and frequencies_turn(turning, before, lengths).any():
+        if before is not None and len(before) != len(lengths) and 1 not in (len(before), len(lengths)):
+            # Rows were selected or repeated, and it is not known which are left.
+            before = torch.stack((before.amin(), before.amax()))[:, None, None]
+        if before is not None and frequencies_turn(turning, before, lengths).any():
             raise ValueError(
                 f"beyond {min(turning)} tokens the rotary frequencies turn with the length of the text, and the cache "
                 "holds keys of other ones: run the whole text anew, as `generate` does; where a text comes in parts, "

@@ -7,10 +7,10 @@ the processor at hand.
 """
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ HAS_OPERATORS = torch.backends.mkldnn.is_available() and all(
 
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x W^T + b by oneDNN; the weight [outputs, inputs] may be a sorted copy."""
+    # Of a bias it reads the memory, whatever the strides are.
+    bias = None if bias is None else bias.contiguous()
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 
@@ -141,57 +143,78 @@ class Product:
         if not self.room(sum(w.nbytes for w in self.weights)):
             self.by_onednn = False
             return
-        self.copy = sorted_copy(self.weights[0] if len(self.weights) == 1 else torch.cat(self.weights))
         if any(bias is not None for bias in self.biases):
             pairs = zip(self.weights, self.biases, strict=True)
             self.bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in pairs])
+        self.copy = sorted_copy(self.weights[0] if len(self.weights) == 1 else torch.cat(self.weights))
+
+
+class Prepared:
+    """What is prepared for one `generate`, each with what it was made of, so that no other object gets its `id`."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Prepare all anew: weights have changed, or will."""
+        self.products: dict[tuple[int, ...], tuple[Sequence[Any], Product | None]] = {}
+        self.parts: dict[int, tuple[Any, Any]] = {}
+        self.spare = -1  # bytes for sorted copies; not looked up yet
+
+    def take(self, size: int) -> bool:
+        """Whether copies of so many bytes fit into a quarter of the memory that was free at the first."""
+        if self.spare < 0:
+            self.spare = spare_bytes() // 4
+        fits = size <= self.spare
+        self.spare -= size if fits else 0
+        return fits
 
 
 class Generation:
-    """What is prepared while text is generated. Nothing of it outlives `generate`, because weights may change after.
-
-    Several texts that are generated at a time share it.
+    """What is prepared while text is generated. Nothing of it outlives its `generate`, because weights, hooks and
+    adapters may change after, and each thread has its own; a draft model shares that of the model it drafts for.
     """
 
     def __init__(self) -> None:
-        self.texts, self.lock, self.spare = 0, threading.Lock(), 0
-        self.products: dict[tuple[int, ...], Product | None] = {}
-        self.prepared: dict[int, Any] = {}  # by whom it belongs to
+        self._current: ContextVar[Prepared | None] = ContextVar("generation", default=None)
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
-        with self.lock:
-            if not self.texts:
-                self.spare = -1
-            self.texts += 1
+    def begun(self) -> Iterator[Prepared]:
+        if (outer := self._current.get()) is not None:
+            yield outer
+            return
+        made = Prepared()
+        token = self._current.set(made)
         try:
-            yield
+            yield made
         finally:
-            with self.lock:
-                self.texts -= 1
-                if not self.texts:
-                    self.forget()
+            self._current.reset(token)
 
-    def forget(self) -> None:
-        """Prepare anew what is prepared: weights have changed, or will."""
-        self.products, self.prepared = {}, {}
+    @property
+    def texts(self) -> bool:
+        """Whether text is generated here and now."""
+        return self._current.get() is not None
+
+    def prepared(self, owner: Any, make: Callable[[Any], Any]) -> Any:
+        """What `make` makes of its owner, once."""
+        parts = self._now.parts
+        if id(owner) not in parts:
+            parts[id(owner)] = owner, make(owner)
+        return parts[id(owner)][1]
 
     def product(self, layers: Sequence[Any]) -> Product | None:
         """The one `Product` of these layers; None: they are more than their weights, or of several types."""
-        key = tuple(map(id, layers))
-        if key not in self.products:
+        now, key = self._now, tuple(map(id, layers))
+        if key not in now.products:
             fits = all(map(is_plain, layers)) and len({x.weight.dtype for x in layers}) == 1
-            self.products[key] = Product(layers, self._take) if fits else None
-        return self.products[key]
+            now.products[key] = layers, Product(layers, now.take) if fits else None
+        return now.products[key][1]
 
-    def _take(self, size: int) -> bool:
-        """Whether copies of so many bytes fit into a quarter of the memory that was free at the first."""
-        with self.lock:
-            if self.spare < 0:
-                self.spare = spare_bytes() // 4
-            fits = size <= self.spare
-            self.spare -= size if fits else 0
-            return fits
+    @property
+    def _now(self) -> Prepared:
+        found = self._current.get()
+        assert found is not None
+        return found
 
 
 GENERATION = Generation()

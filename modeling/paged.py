@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from .configuration_anyformer import AnyformerConfig
-from .onednn import GENERATION
+from .onednn import GENERATION, Prepared
 from .soft_prompts import soft_prompt_of
 
 # On CPUs, where nothing else is stated. A pass of more tokens makes all requests wait for one long prompt, and the
@@ -95,9 +95,11 @@ def _prepare_while_running(manager: Any) -> None:
     """Let the passes of the manager's thread use what is prepared while text is generated, but not beyond a pause, in
     which weights may change."""
     run, pause = manager._run_generation_loop, manager.pause
+    prepared: list[Prepared] = []
 
     def run_prepared(*args: Any, **kwargs: Any) -> None:
-        with GENERATION.begun():
+        with GENERATION.begun() as made:
+            prepared[:] = [made]
             run(*args, **kwargs)
 
     @contextmanager
@@ -106,7 +108,8 @@ def _prepare_while_running(manager: Any) -> None:
             try:
                 yield
             finally:
-                GENERATION.forget()
+                for made in prepared:
+                    made.forget()
 
     manager._run_generation_loop, manager.pause = run_prepared, forgetting_pause
 

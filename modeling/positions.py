@@ -207,8 +207,8 @@ class RotaryPositions(PositionEmbedding):
 
 
 def frequencies_turn(turning: Mapping[int, str], before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
-    """Whether texts of `now` tokens are rotated by other frequencies than of `before` tokens: bool, as `now`."""
-    turned = torch.zeros_like(now, dtype=torch.bool)
+    """Whether texts of `now` tokens are rotated by other frequencies than of `before` tokens."""
+    turned = torch.zeros(torch.broadcast_shapes(before.shape, now.shape), dtype=torch.bool, device=now.device)
     for length, kind in turning.items():
         turned |= (now > length) != (before > length)
         if kind == "dynamic":

@@ -68,6 +68,8 @@ class Int8Layer(BaseQuantizedLayer):
             raise ValueError(f"crop({tokens_to_remove}): give a negative number, of the tokens to be removed")
         if tokens_to_remove:
             self._change(lambda tensor: tensor[:, :, :tokens_to_remove])
+            for room, held in zip(self.rooms, self._kept, strict=True):
+                room.shorten(held)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         self._change(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
@@ -93,3 +95,8 @@ class Int8Cache(Cache):
     def __init__(self, config: Any) -> None:
         own = GrowingCache(config).layers
         super().__init__(layers=[layer if isinstance(layer, GrowingSlidingLayer) else Int8Layer() for layer in own])
+
+    def __repr__(self) -> str:
+        from .cache_sizes import measured_size
+
+        return f"{type(self).__name__}({len(self.layers)} layers, {measured_size(self)})"

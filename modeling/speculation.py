@@ -5,11 +5,14 @@ its tokens are drawn from the distributions that the check is told of.
 """
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from transformers.generation import LogitsProcessorList
 from transformers.generation.candidate_generator import CandidateGenerator
+
+DRAFTER_TYPE = "anyformer_drafter"  # the model_type: a class may come from a folder of its own
 
 
 @dataclass
@@ -38,6 +41,14 @@ class SpeculationStatistics:
             counts.extend([0] * (drafted - len(counts)))
             for place in range(count):
                 counts[place] += 1
+
+    def __add__(self, other: "SpeculationStatistics") -> "SpeculationStatistics":
+        """Those of two texts."""
+        total = SpeculationStatistics(self.rounds + other.rounds, self.tokens + other.tokens)
+        for name in ("drafted_at", "accepted_at"):
+            pairs = zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
+            setattr(total, name, [mine + theirs for mine, theirs in pairs])
+        return total
 
     def take_back(self, count: int) -> None:
         """The last tokens of the last round stand behind the end of the text."""
@@ -100,11 +111,11 @@ class Drafting:
         """Take in what the base has read; what was drafted before is forgotten."""
         raise NotImplementedError
 
-    def state(self, drafted: list[torch.Tensor]) -> torch.Tensor:
-        """The state [1, 1, hidden_size] from which the head predicts the next token.
+    def states(self, drafted: list[torch.Tensor]) -> torch.Tensor:
+        """The states [1, n, hidden_size] from which the head predicts the next n tokens, at least one.
 
         Args:
-            drafted: the tokens drafted since `advance`, [1, 1] each; one more at each call.
+            drafted: the tokens drafted since `advance`, [1, 1] each; n more at each call.
         """
         raise NotImplementedError
 
@@ -146,11 +157,13 @@ class DrafterCandidateGenerator(CandidateGenerator):
         self.drafting.advance(self._progress(input_ids, kwargs["model_kwargs"], kwargs["model_outputs"]))
         drafted: list[torch.Tensor] = []
         logits: list[torch.Tensor] = []
+        ahead: list[torch.Tensor] = []
         text: Any = input_ids
         for _ in range(count):
-            state = self.drafting.state(drafted).to(device=self.model.device, dtype=self.model.dtype)
-            scores = self.model.logits_of(state)[:, -1].to(device=input_ids.device, dtype=torch.float32)
-            logits.append(self.processors(text, scores))
+            if not ahead:
+                states = self.drafting.states(drafted).to(device=self.model.device, dtype=self.model.dtype)
+                ahead = list(self.model.logits_of(states).to(device=input_ids.device, dtype=torch.float32).unbind(1))
+            logits.append(self.processors(text, ahead.pop(0)))
             token = self._choose(logits[-1])
             text = torch.cat((text, token), dim=-1)
             drafted.append(token.to(self.device))

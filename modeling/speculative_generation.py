@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import BaseQuantizedLayer, EncoderDecoderCache
 from transformers.generation import (
     BaseStreamer,
     EosTokenCriteria,
@@ -17,9 +17,7 @@ from transformers.generation import (
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
 from .configuration_anyformer import AnyformerConfig
-from .speculation import DrafterCandidateGenerator, SpeculationStatistics
-
-DRAFTER_TYPE = "anyformer_drafter"  # the model_type: a class may come from a folder of its own
+from .speculation import DRAFTER_TYPE, DrafterCandidateGenerator, SpeculationStatistics
 
 
 class _Stops(StoppingCriteria):
@@ -222,6 +220,8 @@ def _problems(config: AnyformerConfig, text: torch.Tensor, generation_config: An
     if cache is None:
         yield "use_cache=False leaves nothing to take refused tokens back from; leave it out"
         return
+    if generation_config.assistant_ensemble_weight is not None:
+        yield "assistant_ensemble_weight changes the distribution"
     if generation_config.assistant_early_exit is not None:
         yield "assistant_early_exit asks for a model that was trained to end early; use a draft model"
     assistant = kwargs.get("assistant_model")
@@ -229,6 +229,9 @@ def _problems(config: AnyformerConfig, text: torch.Tensor, generation_config: An
         yield "what drafts reads tokens, not inputs_embeds: pass input_ids"
     if is_drafter(assistant) and cache.is_compileable:
         yield "a drafter drafts beside a dynamic cache: leave out cache_implementation"
+    own: Any = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    if any(isinstance(layer, BaseQuantizedLayer) for layer in own.layers):
+        yield "a quantized cache rounds each token once it is read, and those of a draft are read at once; leave it out"
     held, width = int(cache.get_seq_length()), text.shape[1]
     wide = getattr(generation_config, "_mask_length", width) if mask is None else mask.shape[1]
     if held and not config.is_encoder_decoder and (wide != width or held >= width):

@@ -5,7 +5,7 @@ from typing import Any
 
 from .console import quiet_libraries
 from .errors import UserError
-from .generation import sampling
+from .generation import BEYOND, ENDS_EARLY, sampling
 from .generator import Generator, open_generator, require_text
 
 
@@ -22,7 +22,9 @@ def chat(
 ) -> None:
     """Read a line, answer it, and so on, until /exit or the end of input.
 
-    An encoder-decoder reads the conversation as its source; without a chat template, each line by itself.
+    An encoder-decoder reads the conversation as its source; without a chat template, each line by itself. Nothing of a
+    conversation is ever left out: where positions end, it is said and nothing more is answered; where they go on, it
+    is said once that the model was not trained for so long a text.
 
     Args:
         path: a run, a model folder or a Hub id.
@@ -60,7 +62,7 @@ def _converse(
     generator: Generator, system: str | None, max_new_tokens: int, options: dict[str, Any], read: Callable[[str], str]
 ) -> None:
     start = [{"role": "system", "content": system}] if system else []
-    turns = list(start)
+    turns, beyond = list(start), False
     while True:
         try:
             line = read("you> ").strip()
@@ -74,29 +76,37 @@ def _converse(
         if line in ("/exit", "/quit"):
             return
         if line == "/clear":
-            turns = list(start)
+            turns, beyond = list(start), False
         elif line:
             turns.append({"role": "user", "content": line})
             if not generator.has_template:
                 turns = turns[-1:]  # the source that it reads is a line by itself
-            answer = _answer(generator, turns, max_new_tokens, options)
-            if answer is None:
-                print("That is more than the model has positions for. /clear forgets the conversation so far.")
+            prompt = _encoded(generator, turns)
+            if len(prompt) > generator.longest_prompt:
+                print(f"That is more than the model has positions for. {_CLEAR}")
                 turns.pop()
-            else:
-                turns.append({"role": "assistant", "content": answer})
+                continue
+            ids = _answer(generator, prompt, max_new_tokens, options)
+            if generator.ends_early(len(prompt), ids, max_new_tokens):
+                print(f"({ENDS_EARLY}. {_CLEAR})")
+            elif not beyond and generator.is_beyond(len(prompt), ids):
+                beyond = True
+                print(f"({BEYOND.format(generator.trained_length)}. {_CLEAR})")
+            turns.append({"role": "assistant", "content": generator.decode(ids)})
 
 
-def _answer(
-    generator: Generator, turns: list[dict[str, str]], max_new_tokens: int, options: dict[str, Any]
-) -> str | None:
-    """The answer, printed as it comes; None where the conversation leaves no room for one."""
+_CLEAR = "/clear forgets the conversation so far."
+
+
+def _encoded(generator: Generator, turns: list[dict[str, str]]) -> list[int]:
+    tokenizer: Any = generator.tokenizer
+    return generator.encode(turns) if generator.has_template else tokenizer(turns[-1]["content"])["input_ids"]
+
+
+def _answer(generator: Generator, prompt: list[int], max_new_tokens: int, options: dict[str, Any]) -> list[int]:
+    """The answer, printed as it comes."""
     from transformers import TextStreamer
 
-    tokenizer: Any = generator.tokenizer
-    prompt = generator.encode(turns) if generator.has_template else tokenizer(turns[-1]["content"])["input_ids"]
-    if len(prompt) > generator.longest_prompt:
-        return None
-    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    streamer = TextStreamer(generator.tokenizer, skip_prompt=True, skip_special_tokens=True)
     (ids,) = generator.answer([prompt], max_new_tokens, streamer=streamer, **options)
-    return generator.decode(ids)
+    return ids

@@ -98,6 +98,15 @@ def _across_model(model: dict[str, Any], given: bool) -> Iterator[Fault]:
             "builtin:bpe:4096 to learn one from the training rows",
         )
     yield from _across_learned_tokenizer(model.get("tokenizer"), path)
+    if model.get("context_extension") is not None:
+        where = ("model", "context_extension")
+        if preset is not None:
+            yield (
+                where,
+                "extends what a checkpoint has learned (model.path); a new model is made for its length: remove it",
+            )
+        for name in {"rope_parameters", "max_position_embeddings"} & set(_mapping(model.get("config"))):
+            yield ("model", "config", name), "is set by model.context_extension too: remove one of the two"
 
 
 def _across_learned_tokenizer(name: Any, path: Any) -> Iterator[Fault]:

@@ -2,6 +2,8 @@
 
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,6 @@ from .evaluation import virtual_tokens
 from .generator import Generator, open_generator
 from .models import load_pretrained, resolve_path
 from .objectives.preference import plain_model
-from .tokens.supervised import stop_ids
 
 if TYPE_CHECKING:
     from ..modeling.speculation import SpeculationStatistics
@@ -38,17 +39,20 @@ class Draft:
 
         self.total = SpeculationStatistics()
 
-    def count(self, model: Any) -> None:
-        """Take in what came of the last text that the model wrote."""
+    @contextmanager
+    def checked(self, model: Any) -> Iterator[None]:
+        """While a model writes a text with these drafts; what came of them is taken in behind it.
+
+        Raises:
+            UserError: with drafts this model would write something else, or nothing can be drafted for it.
+        """
+        try:
+            yield
+        except ValueError as error:
+            raise UserError(f"--draft: {error}") from error
         found = getattr(plain_model(model), "speculation", None)
-        if found is None:  # of a class that counts nothing
-            return
-        self.total.rounds += found.rounds
-        self.total.tokens += found.tokens
-        for mine, theirs in ((self.total.drafted_at, found.drafted_at), (self.total.accepted_at, found.accepted_at)):
-            mine.extend([0] * (len(theirs) - len(mine)))
-            for place, number in enumerate(theirs):
-                mine[place] += number
+        if found is not None:  # as of a class that counts nothing
+            self.total += found
 
     def describe(self) -> str:
         """What came of all drafts, in a line."""
@@ -133,31 +137,20 @@ def _drafter(place: str, model: Any, trust_remote_code: bool) -> Any:
 def race(base: Any, drafter: Any, tokenizer: Any, prompts: list[list[int]], *, max_new_tokens: int) -> dict[str, Any]:
     """Greedy answers to prompts with a drafter and without, in turns: what came of the drafts, and how much sooner the
     answers were there, as figures and under "words" for people."""
-    import torch
-
-    draft, factors, same = Draft({"assistant_model": drafter}), [], 0
-    seconds, written = {"with": 0.0, "without": 0.0}, 0
-    for number, ids in enumerate([prompts[0], *prompts]):
-        inputs = torch.tensor([ids], device=base.device)
+    alone, options = Generator(base, tokenizer, raw=False), {"assistant_model": drafter}
+    for generator in (alone, replace(alone, draft=Draft(options))):  # the first pass of each is slower
+        generator.answer(prompts[:1], min(max_new_tokens, 8), do_sample=False)
+    draft, factors, same = Draft(options), [], 0
+    seconds, written = {"alone": 0.0, "drafted": 0.0}, 0
+    for ids in prompts:
         took, answers = {}, {}
-        for name, options in (("without", {}), ("with", draft.options)):
+        for name, generator in (("alone", alone), ("drafted", replace(alone, draft=draft))):
             started = time.perf_counter()
-            output = base.generate(
-                inputs,
-                attention_mask=torch.ones_like(inputs),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                eos_token_id=stop_ids(tokenizer),
-                pad_token_id=tokenizer.pad_token_id,
-                **options,
-            )
-            took[name], answers[name] = time.perf_counter() - started, output[0, len(ids) :].tolist()
-        if not number:
-            continue  # the first one warms up
-        draft.count(base)
-        same += answers["with"] == answers["without"]
-        written += len(answers["with"])
-        factors.append(took["without"] / took["with"])
+            (answers[name],) = generator.answer([ids], max_new_tokens, do_sample=False)
+            took[name] = time.perf_counter() - started
+        same += answers["alone"] == answers["drafted"]
+        written += len(answers["drafted"])
+        factors.append(took["alone"] / took["drafted"])
         seconds = {name: seconds[name] + took[name] for name in seconds}
     total, speeds = draft.total, {name: written / value for name, value in seconds.items()}
     figures: dict[str, Any] = {
@@ -168,14 +161,13 @@ def race(base: Any, drafter: Any, tokenizer: Any, prompts: list[list[int]], *, m
         "tokens_a_pass": total.tokens_per_pass,
         "acceptance_rate": total.acceptance_rate,
         "acceptance_rates": total.acceptance_rates,
-        "tokens_per_second": speeds["with"],
-        "tokens_per_second_without": speeds["without"],
+        "tokens_per_second": speeds,
         "speedup": statistics.median(factors),
     }
     other = "" if same == len(prompts) else f", {len(prompts) - same} of them otherwise than alone, within rounding"
     figures["words"] = (
         f"In use: {len(prompts)} held-out prompts, {written:,} tokens{other}: {total.tokens_per_pass:.2f} tokens a "
         f"pass, {total.acceptance_rate:.0%} of the drafted ones accepted; {figures['speedup']:.2f} times as fast as "
-        f"without ({speeds['without']:.1f} -> {speeds['with']:.1f} tokens/s)."
+        f"alone ({speeds['alone']:.1f} -> {speeds['drafted']:.1f} tokens/s)."
     )
     return figures

@@ -101,12 +101,14 @@ def sample_answers(
 
     from .tokens.supervised import stop_ids
 
-    samples = []
+    samples, longest = [], model.config.max_position_embeddings - virtual_tokens(model)
     with evaluating(model), torch.no_grad():
         for row in spread(rows, count):
             prompt, reference, ids = prompt_of_row(row, tokenizer)
-            room = model.config.max_position_embeddings - virtual_tokens(model) - len(ids)
+            room = longest - len(ids)
             if room < 1:
+                answer = f"[not asked: the prompt has {len(ids)} tokens, and the model was made for {longest}]"
+                samples.append(Sample(prompt, reference, answer))
                 continue
             inputs = torch.tensor([ids], device=model.device)
             output = model.generate(

@@ -1,5 +1,6 @@
 """Answers to prompts, in batches: the template, the stop tokens and the ids of training."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +26,8 @@ def generate(
     seed: int = 0,
     batch_size: int = 8,
     draft: str | None = None,
-    tell: Callable[[str], None] = print,
     trust_remote_code: bool = False,
+    tell: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> Iterator[str]:
     """The answers to `prompts`, in their order.
 
@@ -37,7 +38,8 @@ def generate(
             the tokenizer has a template or not; what was trained as objective seq2seq gets none.
         temperature: 0: the likeliest token each time. top_p: sampling from so much of the probability.
         draft: what drafts, see `drafting.with_draft`; the prompts are then answered one by one.
-        tell: gets a line on what came of the drafts, behind the last answer.
+        tell: gets what is to be known of an answer's length: that the model's positions ended it, or that a text is
+            longer than those that the model was trained for; and behind the last answer what came of the drafts.
 
     Raises:
         UserError: no model or tokenizer there, a model that writes nothing, no chat template, an empty prompt, one
@@ -61,10 +63,25 @@ def generate(
     # In one row with its prompt an answer has the less room, the longer that is.
     roomy = longest if generator.reads_apart else generator.room(max_new_tokens)
     set_seed(seed)
+    number, beyond = 0, False
     for rows in _batches(encoded, batch_size, roomy):
-        yield from (generator.decode(ids).strip() for ids in generator.answer(rows, max_new_tokens, **options))
+        for prompt, ids in zip(rows, generator.answer(rows, max_new_tokens, **options), strict=True):
+            number += 1
+            if generator.ends_early(len(prompt), ids, max_new_tokens):
+                tell(f"prompt {number}: {ENDS_EARLY}")
+            elif not beyond and generator.is_beyond(len(prompt), ids):
+                beyond = True
+                tell(f"prompt {number}: {BEYOND.format(generator.trained_length)}")
+            yield generator.decode(ids).strip()
     if generator.draft is not None:
         tell(generator.draft.describe())
+
+
+ENDS_EARLY = "the answer is cut off where the model's positions end"
+BEYOND = (
+    "prompt and answer are longer than the {} tokens that the model was trained for (max_position_embeddings). It goes "
+    "on, but may get worse"
+)
 
 
 def sampling(temperature: float, top_p: float = 1.0) -> dict[str, Any]:

@@ -5,6 +5,7 @@ A decoder goes on with its prompt; an encoder-decoder reads it and writes apart.
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,8 @@ _WRITES_NOTHING = {
     ),
     "Model": ("a model without a head, which gives hidden states", "AutoModel.from_pretrained({path!r})"),
 }
+# Positions that know distances alone, and were made for texts longer than those of training.
+_GO_ON = ("alibi", "relative")
 _REWARD = "a reward model or a regression, which gives a text one number"
 
 
@@ -83,14 +86,38 @@ class Generator:
     @cached_property
     def _places(self) -> tuple[int, int]:
         """Of the text that is read apart, and of the text that is written."""
-        # T5 has no longest text: it counts distances.
-        longest = getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
+        longest = position_limit(self.model.config) or sys.maxsize
         if self.draft is not None and self.draft.positions is not None:
             longest = min(longest, self.draft.positions)
         virtual = virtual_tokens(self.model)
         kind = KINDS.get(self.model.active_peft_config.peft_type, "") if virtual else ""
         source, target = positions_taken(kind, virtual, reads_apart=self.reads_apart)
         return longest - source, longest - target
+
+    def ends_early(self, prompt: int, answer: Sequence[int], max_new_tokens: int) -> bool:
+        """Whether an answer to a prompt of so many tokens ends only because positions do."""
+        cut = len(self._written(answer)) >= self.room(prompt) < max_new_tokens
+        return cut and answer[-1] not in stop_ids(self.tokenizer)
+
+    def is_beyond(self, prompt: int, answer: Sequence[int]) -> bool:
+        """Whether a text is longer than those that the model was trained for, where that may do harm."""
+        trained, written = self.trained_length, len(self._written(answer))
+        longest = max(prompt, written) if self.reads_apart else prompt + written
+        return trained is not None and longest > trained
+
+    @cached_property
+    def trained_length(self) -> int | None:
+        """In tokens; None: positions end there, or are of a kind that is made to go on."""
+        config: Any = self.model.config
+        if position_limit(config) is not None or getattr(config, "position_embedding", None) in _GO_ON:
+            return None
+        dynamic = "dynamic" in str(getattr(config, "rope_parameters", None))  # stretches by itself
+        return None if dynamic else getattr(config, "max_position_embeddings", None)
+
+    def _written(self, answer: Sequence[int]) -> Sequence[int]:
+        """An answer up to its end, without the padding behind it."""
+        stops = set(stop_ids(self.tokenizer))
+        return answer[: next((i + 1 for i, token in enumerate(answer) if token in stops), len(answer))]
 
     def answer(self, prompts: Sequence[list[int]], max_new_tokens: int, **options: Any) -> list[list[int]]:
         """Answers to prompts as token ids, padded behind their ends; `options` are those of `generate`.
@@ -99,29 +126,39 @@ class Generator:
         """
         import torch
 
-        if self.draft is not None and len(prompts) > 1:
-            return [self.answer([ids], max_new_tokens, **options)[0] for ids in prompts]
+        if self.draft is not None:
+            if len(prompts) > 1:
+                return [self.answer([ids], max_new_tokens, **options)[0] for ids in prompts]
+            options |= self.draft.options
         if self.reads_apart:
             batch: Any = pad_rows([{"input_ids": ids} for ids in prompts], self.tokenizer.pad_token_id)
         else:
             padded = self.tokenizer.pad({"input_ids": list(prompts)}, padding_side="left")
             batch = {name: torch.tensor(padded[name]) for name in ("input_ids", "attention_mask")}
         width = batch["input_ids"].shape[1]
-        with torch.no_grad():
+        drafted = nullcontext() if self.draft is None else self.draft.checked(self.model)
+        with torch.no_grad(), drafted:
             output = self.model.generate(
                 **{name: tensor.to(self.model.device) for name, tensor in batch.items()},
                 **options,
-                **(self.draft.options if self.draft else {}),
                 max_new_tokens=min(max_new_tokens, self.room(width)),
                 eos_token_id=stop_ids(self.tokenizer),
                 pad_token_id=self.tokenizer.pad_token_id,
             )
-        if self.draft is not None:
-            self.draft.count(self.model)
         return output[:, 1 if self.reads_apart else width :].tolist()  # behind the start token, or the prompt
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def position_limit(config: Any) -> int | None:
+    """Tokens that a text can have; None: positions go on, as far as is known of this model."""
+    from ..modeling import AnyformerConfig
+
+    if isinstance(config, AnyformerConfig):
+        return config.position_limit
+    # T5 has no longest text: it counts distances. Of other classes nobody says whether theirs end or go on.
+    return getattr(config, "max_position_embeddings", None)
 
 
 def open_generator(path: str, *, trust_remote_code: bool = False) -> Generator:

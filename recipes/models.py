@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .context_extension import complete_rope, extend_context
 from .errors import UserError
 from .loading import load_preset
 from .tokens.byte_tokenizer import BYTES, byte_tokenizer
@@ -220,6 +221,7 @@ def config_and_tokenizer(
             shape = (preset | model.config).get("architecture")
             tokenizer = load_tokenizer(model, ends=shape != "encoder", texts=texts)
             config = AnyformerConfig(**(preset | _ids_of(tokenizer) | model.config))
+            extend(config, model)  # of a pipeline's stage that starts from a model which is not there yet
         else:
             config = config_of_checkpoint(model)
             tokenizer = load_tokenizer(model, ends=config.architecture != "encoder")
@@ -257,16 +259,54 @@ def config_of_checkpoint(model: Any) -> "AnyformerConfig":
         head = family.head_of(source.stock_class)
         config = family.from_foreign_config(source.config, head)
         config.architectures = [HEADS[head].__name__]  # what the checkpoint holds
-    for name, value in model.config.items():
+    for name in model.config:
         if name not in FREE_FIELDS:
             raise UserError(
                 f"model.config.{name}: the weights of {model.path} were made for {getattr(config, name, None)!r}; of a "
                 f"checkpoint only these can be changed: {', '.join(sorted(FREE_FIELDS))}"
             )
+    _check_length(config, model)
+    changes = dict(model.config)
+    if "rope_parameters" in changes:
+        changes["rope_parameters"] = complete_rope(config, changes["rope_parameters"] or {})
+    for name, value in changes.items():
         setattr(config, name, value)
-    config.standardize_rope_params()
+    if config.rope_parameters:
+        config.standardize_rope_params()
+    extend(config, model)
     config.validate()
     return config
+
+
+def extend(config: "AnyformerConfig", model: Any) -> None:
+    """Do to the config what the section's `context_extension` says.
+
+    Raises:
+        UserError: this model cannot be extended so.
+    """
+    if (extension := getattr(model, "context_extension", None)) is not None:
+        extend_context(config, extension.method, extension.length)
+
+
+def _check_length(config: "AnyformerConfig", model: Any) -> None:
+    """Raises:
+    UserError: another `max_position_embeddings` than the weights, or this scaling, can have.
+    """
+    wanted, trained = model.config.get("max_position_embeddings"), config.max_position_embeddings
+    if wanted in (None, trained):
+        return
+    if config.position_embedding == "learned":
+        raise UserError(
+            f"model.config.max_position_embeddings: {model.path} has learned positions for {trained} tokens, and no "
+            "others can be made of them: leave it out"
+        )
+    rope = model.config.get("rope_parameters", config.rope_parameters)
+    if "'dynamic'" in str(rope) and wanted > trained:
+        raise UserError(
+            f"model.config.max_position_embeddings: rope_type 'dynamic' stretches texts beyond it, so it must stay the "
+            f"length that the model was trained for, {trained}; model.context_extension with method ntk changes the "
+            "base for good"
+        )
 
 
 def empty_model(

@@ -130,6 +130,7 @@ def _comparison(pipeline: Pipeline, last: Stage) -> dict[str, Any] | None:
 def _contenders(pipeline: Pipeline, last: Stage) -> list[_Contender]:
     """From the model that everything starts from to the last stage's."""
     from .models import config_and_tokenizer, load_model, load_pretrained
+    from .tokens.learned_tokenizer import learned_size
 
     chain = [last]
     while (source := chain[0].recipe.model.path or "").startswith("stage:"):
@@ -137,8 +138,11 @@ def _contenders(pipeline: Pipeline, last: Stage) -> list[_Contender]:
     first = pipeline.resolved(chain[0])
 
     def base() -> Any:
-        config, _ = config_and_tokenizer(first.model)
-        return load_model(first.model, config, seed=first.train.get("seed", 42))[0].eval()
+        section = first.model
+        if learned_size(section.tokenizer):  # from rows that need not be read again
+            section = section.model_copy(update={"tokenizer": str(chain[0].folder)})
+        config, _ = config_and_tokenizer(section)
+        return load_model(section, config, seed=first.train.get("seed", 42))[0].eval()
 
     opened = [_Contender(stage.name, functools.partial(load_pretrained, str(stage.folder))) for stage in chain]
     return [_Contender(BASE, base), *opened]

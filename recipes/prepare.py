@@ -184,7 +184,7 @@ def _training_texts(recipe: Recipe) -> Iterator[str]:
     """The texts of the training rows, for a tokenizer that is learned from them.
 
     Raises:
-        UserError: the rows are of another form than texts, or sources and targets.
+        UserError: the rows are of another form than texts, sources and targets, or plain prompts and completions.
     """
     from .data import load_splits
     from .objectives import objective_class
@@ -194,10 +194,12 @@ def _training_texts(recipe: Recipe) -> Iterator[str]:
         raise UserError("model.tokenizer: token shards have their tokenizer: name the folder `tokenizer` in theirs")
     for row in load_splits(recipe.data, accepts=objective_class(recipe.objective.kind).formats).train:
         found = [row[name] for name in ("text", "source", "target") if isinstance(row.get(name), str)]
+        if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
+            found = [row["prompt"] + row["completion"]]  # as they are tokenised
         if not found:
             raise UserError(
-                f"model.tokenizer: {recipe.model.tokenizer} is learned from rows of text or of source and target; "
-                f"these hold {', '.join(sorted(row))}. Name a tokenizer that exists"
+                f"model.tokenizer: {recipe.model.tokenizer} is learned from rows of text, of source and target or of "
+                f"plain prompt and completion; these hold {', '.join(sorted(row))}. Name a tokenizer that exists"
             )
         yield from found
 

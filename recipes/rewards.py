@@ -8,6 +8,7 @@ data, the answers as text, and all other columns of the data; it returns a numbe
 import ast
 import copy
 import inspect
+import logging
 import math
 import re
 from collections import Counter
@@ -19,6 +20,7 @@ from .errors import UserError
 from .user_code import function_problem, functions_of, in_file, line_in, load_function, near
 from .yaml_tree import STAGE
 
+logger = logging.getLogger(__name__)
 Scores = list[float]
 
 
@@ -295,7 +297,7 @@ class RewardModel:
     """The score of a sequence classifier with one label, as the objective `reward` trains it.
 
     Prompt and answer are rendered by the model's own chat template, the end of the turn included, and scored at the
-    last real token.
+    last real token. Of texts beyond the model's trained length the end alone is read, and the first time that is said.
 
     Args:
         path: a model folder or a Hub id.
@@ -307,6 +309,7 @@ class RewardModel:
     def __init__(self, path: str, *, batch_size: int = 8) -> None:
         from .models import load_pretrained, load_tokenizer_from, resolve_path
 
+        self.path, self.cuts = path, False
         self.model = load_pretrained(path, auto_class="AutoModelForSequenceClassification")
         self.tokenizer = load_tokenizer_from(resolve_path(path))
         self.batch_size = batch_size
@@ -337,4 +340,14 @@ class RewardModel:
             rows.append({"prompt": prompt, "completion": answer})
         longest = self.model.config.max_position_embeddings
         data = tokenize_rows(rows, self.tokenizer, max_length=None, loss_on="all").dataset["input_ids"]
+        if (cut := sum(len(ids) > longest for ids in data)) and not self.cuts:
+            self.cuts = True
+            logger.warning(
+                "reward model %s: %d of these %d texts are longer than the %d tokens that it was trained for. It reads "
+                "their ends alone, here and from now on",
+                self.path,
+                cut,
+                len(rows),
+                longest,
+            )
         return [list(ids)[-longest:] for ids in data]

@@ -377,6 +377,9 @@ class _Run:
             else:
                 model.save_pretrained(folder)
             if current().main:
+                # Who opens it would else cut texts at the length that the model had before.
+                longest = self.prepared.config.max_position_embeddings
+                self.tokenizer.model_max_length = max(self.tokenizer.model_max_length, longest)
                 self.tokenizer.save_pretrained(folder)
         except (OSError, RuntimeError, SafetensorError) as error:
             if not (reason := write_fault(error)):

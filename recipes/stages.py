@@ -124,7 +124,11 @@ class Pipeline:
         if source := _stage_in(model.path):
             start = self._start(self[source].recipe.model, done)
             same = {name: getattr(start, name) for name in ("path", "preset", "revision")}
-            other = {"config": start.config | model.config, "tokenizer": model.tokenizer or start.tokenizer}
+            other = {
+                "config": start.config | model.config,
+                "tokenizer": model.tokenizer or start.tokenizer,
+                "context_extension": model.context_extension or start.context_extension,
+            }
             model = model.model_copy(update=same | other)
         if source := _stage_in(model.tokenizer):
             start = self._start(self[source].recipe.model, done)
@@ -303,16 +307,16 @@ def _unsuited(path: KeyPath, name: str, source: Recipe | None, user: Recipe | No
 
     if source is None:
         return ""
-    kind, made = source.objective.kind, objective_class(source.objective.kind).makes()
+    kind, head = source.objective.kind, objective_class(source.objective.kind).head
     if path[:2] == ("objective", "reward"):
         if kind != "reward":
             return f"trains with the objective {kind}, which makes no reward model"
     elif path[:2] in (("model", "path"), ("objective", "teacher")):
         if keeps_adapter(source):
             return f"keeps its adapter apart from its base: merge it in {name} (adapter.merge)"
-        wanted = objective_class(user.objective.kind).head if user else made
-        if made not in (*_LANGUAGE_MODELS, wanted):
-            return f"makes a {made} model, and the objective {user.objective.kind if user else ''} needs a {wanted}"
+        wanted = objective_class(user.objective.kind).head if user else head
+        if head not in (*_LANGUAGE_MODELS, wanted):
+            return f"makes a {head} model, and the objective {user.objective.kind if user else ''} needs a {wanted}"
     elif path[:2] == ("adapter", "path") and user:
         return _unsuited_adapter(source, user)
     return ""

@@ -139,7 +139,7 @@ class Reader:
             self.converters[source.setting] = Converter(source, self.accepts)
             if source.kind == "built-in":
                 self._check_built_in(source)
-                self._name(source.where, source)
+                self._name(" ".join([source.where, *map(str, sorted(source.arguments.items()))]), source)
             elif source.kind == "files":
                 files = [f for f in find_files(source.where, source.setting) if self._name(str(f.resolve()), source, f)]
                 if not files:
@@ -189,7 +189,7 @@ class Reader:
                 f"{CHOSEN_HINT if usable else f': it takes {_either(self.accepts or ())}'}."
             )
         try:
-            loaded = data.load()
+            loaded = data.load(**source.arguments)
         except UserError as error:
             raise type(error)(f"{source.setting}: {data.name}: {error}") from error
         shape = next(shape for shape in SHAPES if shape.format == wanted and shape.fits(loaded.rows[0]))

@@ -30,7 +30,7 @@ class Source:
         max_rows: at most so many training rows of it.
         weight: share in an epoch; None where the recipe gives none.
         config, split, revision: of a data set of the Hub.
-        arguments: of a function.
+        arguments: of a function, or of a built-in data set that takes some.
         own: keys that the recipe gives beside the place.
     """
 

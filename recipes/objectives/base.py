@@ -210,8 +210,11 @@ class Objective:
         return LONG_ROWS[self.recipe.data.truncation]
 
     def plan_lines(self) -> list[tuple[str, str]]:
-        """What the plan says of the data beyond their size, as (name, value)."""
-        return []
+        """What the plan says of model and data beyond their sizes, as (name, value)."""
+        extension = self.recipe.model.context_extension
+        if extension is None:
+            return []
+        return [("context", f"{extension.length:,} tokens by {extension.method}: {self.config.rope_parameters}")]
 
     def view(self, row: Row) -> "RowView":
         """How a row of the tokenised data set is shown and counted."""

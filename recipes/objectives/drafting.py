@@ -28,7 +28,7 @@ class DraftHeads(Objective):
     sec. 2.3.2, self-distillation): the base answers the prompts of the rows before the first step.
     """
 
-    formats = ("prompt-completion", "messages", "prompt", "text")
+    formats: tuple[str, ...] = ("prompt-completion", "messages", "prompt", "text")
     passes = -1  # the base is read once and gets no gradient
     reads_batches_alone = False  # the base is another model than the trained one
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class KahnemanTverskyTuning(ReferencedTuning):
     """KTO (Ethayarajh et al. 2024, arXiv:2402.01306), or APO-zero on single answers; pairs are taken apart."""
 
-    formats = ("unpaired-preference", "preference")
+    formats: tuple[str, ...] = ("unpaired-preference", "preference")
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

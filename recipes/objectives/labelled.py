@@ -110,11 +110,12 @@ class Labelled(Objective):
         return "longer rows are cut by the tokenizer"
 
     def plan_lines(self) -> list[tuple[str, str]]:
+        lines = super().plan_lines()
         if not self.names:
-            return []
+            return lines
         shown = [f"{name} {share:.1%}" for name, share in islice(self.shares.items(), 8)]
         more = f" and {len(self.names) - 8} more" if len(self.names) > 8 else ""
-        return [("labels", f"{len(self.names)}: {', '.join(shown)}{more}")]
+        return [*lines, ("labels", f"{len(self.names)}: {', '.join(shown)}{more}")]
 
     # Trainer
 

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from .base import Objective, Row
@@ -22,7 +22,7 @@ START_TOLERANCE = 1e-6
 class PreferenceTuning(Objective):
     """What objectives on pairs of a chosen and a rejected answer share."""
 
-    formats: ClassVar[tuple[str, ...]] = ("preference",)
+    formats: tuple[str, ...] = ("preference",)
     shown: tuple[str, ...] = ("loss", "accuracy", "margin")
 
     def tokenizing(self) -> "Tokenizing":

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..introspection import class_fields
@@ -32,7 +32,7 @@ class SequenceToSequence(Objective):
     greedy answers to held-out sources too."""
 
     head = "seq2seq_lm"
-    formats: ClassVar[tuple[str, ...]] = ("source-target",)
+    formats: tuple[str, ...] = ("source-target",)
     task_type = "SEQ_2_SEQ_LM"
     shown = ("loss", "exact_match", "character_error_rate", "word_error_rate")
 

@@ -135,6 +135,8 @@ class Recipe(StrictModel):
             del data["hub"]
         for section, name in OBJECTIVES[self.objective.kind].unread:
             del data[section][name]
+        if data["model"]["context_extension"] is None:
+            del data["model"]["context_extension"]
         quantization = self.model.quantization
         if quantization is None:
             del data["model"]["quantization"]

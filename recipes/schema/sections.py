@@ -59,6 +59,14 @@ class Quantization(Section):
         return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
 
 
+class ContextExtension(Section):
+    """`model.context_extension`: scale a checkpoint's rotary embedding to texts of `length` tokens; see
+    `recipes.context_extension`."""
+
+    method: Literal["linear", "ntk", "yarn", "longrope"]
+    length: Annotated[int, Field(ge=2)]
+
+
 class ModelSection(Section):
     """`model`: what is trained. Exactly one of `path` and `preset`."""
 
@@ -74,6 +82,7 @@ class ModelSection(Section):
     trust_remote_code: bool = False
     verify_import: bool = True
     quantization: Quantization | None = None
+    context_extension: ContextExtension | None = None
 
 
 class DataSection(Section):

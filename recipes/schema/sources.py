@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, PlainSerializer, Tag, WrapValidator, model_validator
 
+from ..data.builtin import BUILT_IN
 from ..data.formats import FORMATS
 from ..data.sources import PLACES, hub_problem, kind_of_place
 from ..user_code import in_file
@@ -92,12 +93,17 @@ class SourceItem(Section):
         if len(given) != 1:
             found = f"found {' and '.join(given)}" if given else "found none"
             raise wrong(f"needs exactly one of {', '.join(PLACES)} to say where the rows are, {found}")
-        kind, _ = kind_of_place(getattr(self, given[0]), given[0])
+        kind, where = kind_of_place(getattr(self, given[0]), given[0])
         own = PLACES.get(kind, ())
+        if kind == "built-in" and self.arguments is not None and (problem := BUILT_IN[where].problem):
+            own = ("arguments",)
+            if text := problem(self.arguments):
+                raise wrong(f"has arguments that {where} cannot take: {text}")
         for place, keys in PLACES.items():
             for key in keys:
                 if getattr(self, key) is not None and key not in own:
-                    what = "data set of the Hub" if place == "hub" else "Python function"
+                    takes = ", ".join(data.name for data in BUILT_IN.values() if data.problem)
+                    what = "data set of the Hub" if place == "hub" else f"Python function, or {takes},"
                     raise wrong(f"has {key}, which goes with a {what} only: remove it")
         return self
 

@@ -125,6 +125,8 @@ def _refuse_bad_requests(app: Any, limits: Limits) -> None:
                 await asyncio.to_thread(check, request.url.path, body, limits)
             except BadRequest as error:
                 return refusal(error)
+        if request.url.path.startswith("/v1/audio"):
+            return refusal(BadRequest("sound is not served: the model reads and writes text"))
         return await call_next(request)
 
     @app.exception_handler(BadRequest)

@@ -172,7 +172,10 @@ def check_saving(model):
         again = type(model).from_pretrained(folder)
     where = {name: getattr(again.config, name) for name in ("architectures", "_name_or_path")}
     assert again.config.to_dict() == model.config.to_dict() | where
-    assert torch.equal(run(again, tokens), run(model, tokens)), "saved and loaded"
+    loaded = again.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items()), "saved and loaded"
+    # Weights from a file lie at other addresses, from which MKL adds up in another order on some processors.
+    near(run(again, tokens), run(model, tokens), "saved and loaded")
 
 
 def check(fields, implementation):

@@ -1,9 +1,19 @@
 """Every cache gives the same tokens as none, for every attention and shape, and takes the bytes that were predicted."""
 
+import copy
+import threading
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import (
+    CompileConfig,
+    DynamicCache,
+    EncoderDecoderCache,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from anyformer.modeling import flat_step, onednn
 from anyformer.modeling.cache_sizes import measured_size, predicted_size
@@ -268,7 +278,7 @@ def test_copies_of_weights_change_nothing_and_end_with_the_text(tiny, monkeypatc
             atol = 1e-5 * theirs.abs().max().clamp(min=1).item() if dtype is torch.float32 else 0.0
             torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
     assert bool(made) == (dtype is not torch.float32 and onednn.HAS_OPERATORS)
-    assert not onednn.GENERATION.products and not onednn.GENERATION.prepared
+    assert not onednn.GENERATION.texts
 
 
 def test_a_step_is_flat_where_it_may_be_and_only_there(tiny):
@@ -300,3 +310,80 @@ def test_a_step_is_flat_where_it_may_be_and_only_there(tiny):
         assert taken(lora) == 0
     finally:
         flat_step.FlatLayer.__call__ = real
+
+
+def test_a_cache_says_what_it_takes(tiny):
+    got = tiny().generate(**prompt(tiny(), "one row")).past_key_values
+    assert str(got) == "GrowingCache(2 layers, 3,840 bytes, with room for more in 16,384)"  # 15 of 64 tokens
+
+
+def test_rows_must_be_as_many_as_the_cache_holds(tiny):
+    model, cache = tiny(), GrowingCache(tiny().config)
+    with torch.no_grad():
+        model(torch.tensor([[5, 6, 7]]), cache=cache, use_cache=True)
+        with pytest.raises(ValueError, match="holds 1 rows of 2 heads, and 2 rows"):
+            model(torch.tensor([[5], [6]]), cache=cache, use_cache=True)
+
+
+@torch.no_grad()
+def test_copies_of_one_cache_go_on_apart(tiny):
+    model, tokens = tiny(), torch.randint(3, 101, (1, 12), generator=torch.Generator().manual_seed(4))
+    first = GrowingCache(model.config)
+    model(tokens[:, :6], cache=first, use_cache=True)
+    second = copy.copy(first)
+    second.layers = [copy.copy(layer) for layer in first.layers]
+    ways = {0: tokens[:, 6:9], 1: tokens[:, 9:12]}
+    got: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+    for step in range(3):
+        for number, cache in enumerate((first, second)):
+            got[number].append(model(ways[number][:, step : step + 1], cache=cache, use_cache=True).logits)
+    for number, more in ways.items():
+        right = model(torch.cat((tokens[:, :6], more), 1)).logits[:, 6:]
+        torch.testing.assert_close(torch.cat(got[number], 1), right, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["weights", "hook", "adapter"])
+def test_what_changes_between_texts_is_seen_while_another_text_is_written(tiny, monkeypatch, change):
+    """A text in another thread keeps nothing alive for this one."""
+    monkeypatch.setattr(onednn, "SMALLEST", 1)
+    monkeypatch.setattr(onednn, "STEPS_BEFORE_COPIES", 1)
+    begun, finish = threading.Event(), threading.Event()
+
+    class Waits(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            begun.set()
+            finish.wait(60)
+            return torch.ones(len(input_ids), dtype=torch.bool)
+
+    other, model = tiny(seed=1), tiny().bfloat16()
+    run_other = threading.Thread(
+        target=lambda: other.generate(torch.tensor([[5, 6]]), stopping_criteria=StoppingCriteriaList([Waits()]))
+    )
+    run_other.start()
+    try:
+        assert begun.wait(60)
+        given = prompt(model, "one row") | {"output_logits": True}
+        model.generate(**given)
+        seen = []
+        if change == "weights":
+            for parameter in model.parameters():
+                parameter.data.mul_(-1.5)
+        elif change == "hook":
+            model.model.layers[0].mlp.register_forward_hook(lambda *args: seen.append(1))
+        else:
+            model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).eval()
+        got = model.generate(**given)
+    finally:
+        finish.set()
+        run_other.join()
+    assert change != "hook" or len(seen) == NEW
+    again = model.generate(**given, use_cache=False)  # no step of it is flat
+    assert (got.logits[1] - again.logits[1]).abs().max() <= 0.05 * again.logits[1].abs().max()  # in 16 bits
+
+
+@torch.no_grad()
+def test_a_bias_with_strides_is_read_as_it_is():
+    layer = torch.nn.Linear(256, 256)
+    for bias in (layer.weight.detach()[:, 3], torch.tensor(2.5).expand(256)):
+        got = onednn.linear(torch.ones(2, 256), layer.weight, bias)
+        torch.testing.assert_close(got, torch.nn.functional.linear(torch.ones(2, 256), layer.weight, bias))

@@ -39,7 +39,7 @@ def by_drafting(base, drafter, text, read):
         features = base.model(text[:, :read], use_cache=False).last_hidden_state
         drafting.advance(Progress(features, text[:, 1 : read + 1], torch.arange(read + 1)[None], None))
         ahead = text[:, read + 1 :].split(1, dim=1)
-        return torch.cat([base.logits_of(drafting.state(list(ahead[:step])))[0] for step in range(STEPS)])
+        return torch.cat([base.logits_of(drafting.states(list(ahead[:step])))[0, :1] for step in range(STEPS)])
 
 
 @pytest.mark.parametrize("kind", TRAINED)
@@ -74,7 +74,7 @@ def test_losses_are_the_papers_of_drafts_made_one_by_one(pair, kind):
             drafting.advance(Progress(features[None, :read], text[:, 1 : read + 1], places, None))
             for step in range(reach):
                 ahead = list(text[:, read + 1 : read + 1 + step].split(1, dim=1)) if step else []
-                state = drafting.state(ahead)[0, 0]
+                state = drafting.states(ahead)[0, 0]
                 at = read + 1 + step  # the token drafted
                 logits = base.logits_of(state)
                 loss = -logits.log_softmax(-1)[text[0, at]]
@@ -136,9 +136,10 @@ def test_all_weights_learn_and_the_base_does_not(tiny, kind):
     first = drafter(base=base, input_ids=text)
     first.loss.backward()
     assert all(weight.grad is not None for weight in drafter.parameters())
-    assert sum(weight.grad.abs().sum() > 0 for weight in drafter.parameters()) > 0.7 * len(list(drafter.parameters()))
     drafter.zero_grad()
+    start = {name: weight.clone() for name, weight in drafter.state_dict().items()}
     fit(drafter, base, text, steps=40)
+    assert not any(torch.equal(weight, start[name]) for name, weight in drafter.state_dict().items())
     last = drafter(base=base, input_ids=text)
     assert (last.losses < first.losses).all()
     assert all(torch.equal(weight, before[name]) for name, weight in base.state_dict().items())

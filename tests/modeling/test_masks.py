@@ -231,14 +231,16 @@ def test_a_cache_that_dropped_what_a_window_needs_is_refused(tiny):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("positions", ["rope", "alibi", "relative", "learned", "sinusoidal"])
 def test_generation_behind_a_hole_equals_that_without(tiny, positions, cache):
-    model, tokens = tiny(position_embedding=positions), ids(1, 9)
+    # In fp64, because places of a cache that nobody sees change the order of sums, which fp32 shows from 1e-5 on.
+    model, tokens = tiny(position_embedding=positions).double(), ids(1, 9)
     steps = {"max_new_tokens": 6, "min_new_tokens": 6, "output_logits": True, "return_dict_in_generate": True}
     expected = model.generate(tokens[:, HOLED[0].bool()], **steps)
     got = model.generate(tokens, attention_mask=HOLED, cache_implementation=cache, **steps)
-    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=0, atol=1e-5)
+    right = torch.stack(expected.logits)
+    torch.testing.assert_close(torch.stack(got.logits), right, rtol=0, atol=1e-5)
     batch = torch.cat((tokens, ids(1, 9, seed=2))), torch.cat((HOLED, torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1]])))
     both = model.generate(batch[0], attention_mask=batch[1], cache_implementation=cache, **steps)
-    torch.testing.assert_close(torch.stack(both.logits)[:, :1], torch.stack(expected.logits), rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.stack(both.logits)[:, :1], right, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("fields", [{"position_embedding": "alibi"}, {"position_embedding": "relative"}, WINDOW])

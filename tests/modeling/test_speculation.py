@@ -101,8 +101,9 @@ def test_each_draft_is_the_one_of_a_drafter_that_reads_all_anew(case, monkeypatc
             features = given.base.model(before[:, :-1], use_cache=False).last_hidden_state
             fresh.advance(Progress(features, before[:, 1:], torch.arange(before.shape[1])[None], None))
             new = text[:, before.shape[1] :].split(1, dim=1)
-            wanted = [given.base.logits_of(fresh.state(list(new[:place]))) for place in range(len(new))]
-        torch.testing.assert_close(logits, torch.cat(wanted, dim=1).float(), atol=1e-5, rtol=1e-5)
+            states = [fresh.states(list(new[:place]))[:, :1] for place in range(len(new))]
+            wanted = given.base.logits_of(torch.cat(states, dim=1))
+        torch.testing.assert_close(logits, wanted.float(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -291,6 +292,8 @@ def test_statistics_are_counted_by_place():
     assert made.acceptance_rates == [3 / 4, 2 / 4, 1 / 3]
     assert made.tokens_per_pass == 11 / 5
     assert str(made) == "11 tokens in 5 passes: 2.20 a pass; 6 of 11 drafted tokens accepted (55%)"
+    both = made + SpeculationStatistics(1, 5, [1, 1, 1, 1], [1, 1, 1, 1])
+    assert (both.rounds, both.tokens, both.drafted_at, both.accepted_at) == (6, 16, [5, 5, 4, 1], [4, 3, 2, 1])
     made.take_back(1)
     assert (made.tokens, made.accepted_at) == (10, [3, 1, 1])
 
@@ -332,6 +335,7 @@ def test_what_drafts_cannot_be_used_with_is_refused(case, tiny):
     drafter = drafts_of("mtp", base)
     for drafts in (drafter, {"prompt_lookup_num_tokens": 2}):
         refused(base, prompt.expand(2, -1), "not for a batch of 2", **drafts)
+        refused(base, prompt, "a quantized cache rounds", cache_implementation="quantized", **drafts)
         refused(base, prompt, "use_cache=False leaves nothing", use_cache=False, **drafts)
         cache = DynamicCache(config=base.config)
         base(prompt, cache=cache)
@@ -350,7 +354,7 @@ def test_a_draft_never_crosses_a_length_at_which_frequencies_turn(tiny):
     dynamic = tiny(rope_parameters=dynamic, max_position_embeddings=16)
     lookup = {"prompt_lookup_num_tokens": 3, "do_sample": False}
     for base in (longrope, dynamic):
-        with pytest.raises(ValueError, match="turns its frequencies at 16 tokens"):
+        with pytest.raises(ValueError, match="frequencies turn beyond 16 tokens"):
             base.generate(prompt, max_length=17, **lookup)
         within = base.generate(prompt, max_length=16, **lookup)
         assert torch.equal(within, base.generate(prompt, max_length=16, do_sample=False))

@@ -14,9 +14,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from anyformer import AnyformerForCausalLM
+from anyformer import AnyformerConfig, AnyformerForCausalLM
 from anyformer.recipes.chat import chat
 from anyformer.recipes.errors import UserError
+from anyformer.recipes.generation import generate
 from anyformer.recipes.tokens.supervised import tokenize_rows
 from anyformer.scripts.cli import app
 
@@ -198,33 +199,82 @@ def test_the_end_of_input_leaves(talk):
     assert talk() == []
 
 
-def test_a_line_beyond_the_positions_is_refused_and_the_chat_goes_on(talk, tokenizer, capsys):
-    turns = talk("the cat sat", "the cat sat on the mat " * 40, "five")
-    assert capsys.readouterr().out.count("more than the model has positions for") == 1
+def with_learned_positions(source: Path, target: Path) -> Path:
+    """The model with a table of positions that adds nothing, in place of a rotary embedding."""
+    model = AnyformerForCausalLM.from_pretrained(source)
+    fields = {name: value for name, value in model.config.to_dict().items() if name != "rope_parameters"}
+    other = AnyformerForCausalLM(AnyformerConfig(**fields | {"position_embedding": "learned"}))
+    with torch.no_grad():
+        other.model.positions.weight.zero_()
+    other.load_state_dict(model.state_dict(), strict=False)
+    other.generation_config = model.generation_config
+    other.save_pretrained(target)
+    AutoTokenizer.from_pretrained(source).save_pretrained(target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def ending(folder, tmp_path_factory) -> Path:
+    """The same model, whose positions end."""
+    return with_learned_positions(folder, tmp_path_factory.mktemp("chat") / "ending")
+
+
+TOO_LONG = "more than the model has positions for. /clear forgets"
+BEYOND = "longer than the 160 tokens that the model was trained for"
+LINE = "the cat sat on the mat, the dog sat on the log"
+
+
+def test_a_line_beyond_the_positions_is_refused_and_the_chat_goes_on(talk, ending, tokenizer, capsys):
+    turns = talk("the cat sat", "the cat sat on the mat " * 40, "five", path=ending)
+    assert capsys.readouterr().out.count(TOO_LONG) == 1
     assert [tokenizer.decode(prompt).count("<|im_start|>user") for prompt, _ in turns] == [1, 2]
     assert "mat" not in tokenizer.decode(turns[1][0])
 
 
-def test_a_conversation_beyond_the_positions_can_be_cleared(talk, tokenizer, capsys):
+def test_a_conversation_beyond_the_positions_can_be_cleared(talk, ending, capsys):
     """Turns that fit one by one: at some point no more is answered, and /clear is the remedy that is named."""
-    line = "the cat sat on the mat, the dog sat on the log"
-    turns = talk(*[line] * 12, "/clear", line)
+    turns = talk(*[LINE] * 12, "/clear", LINE, path=ending)
     assert 1 < len(turns) < 13
-    said = capsys.readouterr().out
-    assert said.count("more than the model has positions for. /clear") == 13 - len(turns)
+    assert capsys.readouterr().out.count(TOO_LONG) == 13 - len(turns)
     assert turns[-1][0] == turns[0][0]
     assert all(len(prompt) + len(answer) <= 160 for prompt, answer in turns)
 
 
-def test_an_answer_ends_where_the_positions_do(folder, talk, tokenizer, tmp_path):
+def test_a_conversation_beyond_the_trained_length_goes_on_and_it_is_said_once(talk, tokenizer, capsys):
+    turns = talk(*[LINE] * 12, "/clear", *[LINE] * 7)
+    assert len(turns) == 19 and len(turns[11][0]) > 320
+    assert tokenizer.decode(turns[11][0]).count(LINE) == 12  # nothing is left out
+    assert all(tokenizer.decode(answer) == ANSWER + "<|im_end|>" for _, answer in turns)
+    said = capsys.readouterr().out
+    assert said.count(BEYOND) == 2 and TOO_LONG not in said  # once in each conversation
+
+
+def test_an_answer_ends_where_the_positions_do_and_it_is_said(folder, talk, tokenizer, tmp_path, capsys):
     chain_model(tokenizer, positions=160, ends=False).save_pretrained(tmp_path / "source")
     tokenizer.save_pretrained(tmp_path / "source")
-    path = import_model(tmp_path / "source", tmp_path / "m")
+    goes_on = import_model(tmp_path / "source", tmp_path / "m")
+    path = with_learned_positions(goes_on, tmp_path / "ending")
     ((prompt, answer),) = talk("a" * 100, path=path, max_new_tokens=10_000)
     assert len(prompt) + len(answer) == 160
     assert tokenizer.decode(answer) == ANSWER + "x" * (len(answer) - 2)
+    assert "the answer is cut off where the model's positions end" in capsys.readouterr().out
     ((prompt, answer),) = talk("a", path=path, max_new_tokens=20)
-    assert len(answer) == 20
+    assert len(answer) == 20 and "cut off" not in capsys.readouterr().out
+    ((prompt, answer),) = talk("a" * 100, path=goes_on, max_new_tokens=200)
+    assert len(answer) == 200 and BEYOND in capsys.readouterr().out
+
+
+def test_answers_of_a_batch_say_what_their_length_means(folder, ending, capsys):
+    prompts = ["a", "a" * 400, "b" * 400]
+    assert list(generate(str(folder), prompts)) == [ANSWER] * 3
+    said = capsys.readouterr().err
+    assert said.count(BEYOND) == 1 and f"prompt 2: prompt and answer are {BEYOND}" in said
+    with pytest.raises(UserError, match=r"prompt 2 has 4.. tokens, and the model has positions for 159"):
+        list(generate(str(ending), prompts))
+    full = "a" * 138  # with the template, 158 of 160
+    told: list[str] = []
+    (answer,) = generate(str(ending), [full], tell=told.append)
+    assert ANSWER.startswith(answer) and told == ["prompt 1: the answer is cut off where the model's positions end"]
 
 
 def test_sampling_is_decided_by_the_seed(tiny_checkpoint, tmp_path, capsys):

@@ -132,12 +132,23 @@ def test_without_a_template_each_line_of_a_chat_is_a_source(on_pairs, capsys):
         chat(str(on_pairs), system="Be brief.", read=lambda prompt: "/exit")
 
 
-def test_a_source_beyond_the_positions_is_refused(on_pairs, capsys):
-    assert len(list(generate(str(on_pairs), ["x" * 128], max_new_tokens=500))) == 1  # source and answer have their own
-    assert "prompt 1 has 129 tokens, and the model has positions for 128" in refused("generate", on_pairs, "x" * 129)
+def test_a_source_beyond_the_positions_is_refused(make, capsys):
+    folder = make("sft", False, "model.config.position_embedding=learned", "train.max_steps=1")
+    assert len(list(generate(str(folder), ["x" * 128], max_new_tokens=500))) == 1  # source and answer have their own
+    assert "prompt 1 has 129 tokens, and the model has positions for 128" in refused("generate", folder, "x" * 129)
     capsys.readouterr()
-    talk(on_pairs, "x" * 129)
+    talk(folder, "x" * 129)
     assert "more than the model has positions for" in capsys.readouterr().out
+
+
+def test_a_source_beyond_the_trained_length_is_read_and_that_is_said(on_pairs, capsys):
+    expected = by_hand(on_pairs, ["due" + "x" * 140])
+    told: list[str] = []
+    assert list(generate(str(on_pairs), ["due" + "x" * 140], max_new_tokens=12, tell=told.append)) == expected
+    assert len(told) == 1 and "longer than the 128 tokens that the model was trained for" in told[0]
+    capsys.readouterr()
+    talk(on_pairs, "due" + "x" * 140)
+    assert "longer than the 128 tokens" in capsys.readouterr().out
 
 
 # Models that write nothing

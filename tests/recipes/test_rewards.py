@@ -1,6 +1,8 @@
 """Rewards: what they score, and what is said of those that cannot be used."""
 
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.rewards import (
@@ -206,3 +208,20 @@ def test_a_model_that_is_no_reward_model_is_found_by_its_config(tiny, tiny_check
     with pytest.raises(UserError, match=r"a \.gguf file holds a language model"):
         reward_model_config("some/model.gguf")
     assert reward_model_config("pep257") is reward_model_config("stage:reward") is None
+
+
+def test_a_reward_model_says_that_it_reads_the_ends_of_long_texts(tiny, tiny_checkpoint, tmp_path, caplog):
+    model = tiny(head="sequence_classification", num_labels=1, vocab_size=320, max_position_embeddings=16)
+    model.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    reward = load_reward(str(tmp_path))
+    with caplog.at_level("WARNING"):
+        _, long = reward(["one", "one two three " * 9], [" two", " four"])
+        reward(["one two three " * 9], [" four"])
+    said = {id(record): record.getMessage() for record in caplog.records if "ends alone" in record.getMessage()}
+    assert len(said) == 1 and "1 of these 2 texts are longer than the 16 tokens" in next(iter(said.values()))
+    ids = tokenizer("one two three " * 9 + " four")["input_ids"] + [tokenizer.eos_token_id]
+    with torch.no_grad():
+        assert long == pytest.approx(model(torch.tensor([ids[-16:]])).logits.item(), abs=1e-5)

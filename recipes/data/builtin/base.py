@@ -1,7 +1,7 @@
 """What a built-in data set is, and how its rows are held out."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,9 @@ class BuiltIn:
         licence: of the data, where it is not the package's too.
         origin: where it comes from, with the version.
         unit: what stays whole when rows are held out, in the plural: "modules".
-        load: reads it; fetches it first where it is not in the cache.
+        load: reads or makes it; fetches it first where it is not in the cache.
+        problem: why `load` cannot take these keyword arguments, or None; of those that take none there is no such
+            function.
     """
 
     name: str
@@ -48,7 +50,8 @@ class BuiltIn:
     licence: str
     origin: str
     unit: str
-    load: Callable[[], Loaded]
+    load: Callable[..., Loaded]
+    problem: Callable[[Mapping[str, Any]], str | None] | None = None
 
     @property
     def format(self) -> str:

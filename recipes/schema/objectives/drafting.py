@@ -47,7 +47,7 @@ class MtpObjective(DraftObjective):
     kind: Literal["mtp"] = "mtp"
 
 
-_SECTIONS = {"medusa": MedusaObjective, "eagle": EagleObjective, "mtp": MtpObjective}
+_SECTIONS: dict[str, type[DraftObjective]] = {"medusa": MedusaObjective, "eagle": EagleObjective, "mtp": MtpObjective}
 _RECOMPUTED = "has no effect: the base keeps no activations, and what is trained is small; remove it"
 _REFUSED = PLAIN_REFUSED | {
     **dict.fromkeys(

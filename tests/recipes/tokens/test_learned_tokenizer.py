@@ -85,10 +85,22 @@ def test_no_held_out_row_is_learned_from():
 
 
 @pytest.mark.usefixtures("here")
+def test_plain_prompts_and_completions_are_learned_from_as_one_text():
+    rows = [{"prompt": f"{text} twoc", "completion": "alls"} for text in TEXTS * 4]
+    write("".join(json.dumps(row) + "\n" for row in rows), "pairs.jsonl")
+    text = recipe(NEW, "{source: pairs.jsonl, eval_fraction: 0}", kind="sft").replace(", max_length: 16", "")
+    known = prepare(load_recipe(write(text.replace("280", "400")))).tokenizer.get_vocab()
+    assert "Ġtwocalls" in known
+
+
+@pytest.mark.usefixtures("here")
 def test_what_cannot_be_learned_from_is_refused():
-    write("".join(json.dumps({"prompt": text, "completion": "yes"}) + "\n" for text in TEXTS), "pairs.jsonl")
-    text = recipe(NEW, "{source: pairs.jsonl}", kind="sft").replace(", max_length: 16", "")
-    with pytest.raises(UserError, match="learned from rows of text or of source and target; these hold completion"):
+    chats = [{"messages": [{"role": role, "content": text} for role in ("user", "assistant")]} for text in TEXTS]
+    write("".join(json.dumps(chat) + "\n" for chat in chats), "chats.jsonl")
+    text = recipe(NEW, "{source: chats.jsonl}", kind="sft").replace(", max_length: 16", "")
+    with pytest.raises(
+        UserError, match=r"learned from rows of text, .* or of plain prompt and completion; these hold me"
+    ):
         prepare(load_recipe(write(text)))
     said = fault(recipe(NEW.replace("280", "many")))
     assert "model.tokenizer: 'builtin:bpe:many' names no size" in said
