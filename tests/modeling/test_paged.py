@@ -5,6 +5,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.utils import WorkloadHints
 
+from anyformer.modeling.onednn import GENERATION
 from anyformer.modeling.paged import paged_positions
 from anyformer.modeling.paged_attention import RequestBatch
 
@@ -204,3 +205,19 @@ def test_the_cache_on_a_cpu_holds_what_the_requests_need(tiny):
     assert size == (21 + 2) * 128 * model.config.counts().cache_bytes_per_token(4)  # two blocks are never used
     given = ContinuousBatchingConfig(page_size=32, num_blocks=5, max_batch_tokens=64)
     assert held(given)[:3] == (32, 5, 64)
+
+
+def test_what_is_prepared_from_the_weights_ends_with_a_pause_and_with_the_manager(tiny):
+    model, (prompt,) = tiny(), random_prompts(8)
+    before = GENERATION.texts
+    with model.continuous_batching_context_manager(GREEDY) as manager:
+        answers(manager, [manager.add_request(prompt, max_new_tokens=5)])
+        assert GENERATION.texts == before + 1
+        assert GENERATION.prepared  # the flat layers of the model
+        with manager.pause():
+            torch.nn.init.normal_(model.lm_head.weight, std=0.3)
+            torch.nn.init.normal_(model.model.layers[0].mlp.up_proj.weight, std=0.3)
+        assert not GENERATION.prepared
+        assert answers(manager, [manager.add_request(prompt, max_new_tokens=5)]) == greedy(model, [prompt], [5])
+    assert GENERATION.texts == before
+    assert not (GENERATION.prepared or GENERATION.products)
