@@ -22,8 +22,9 @@ OBJECTIVES = {
     "grpo": "{kind: grpo, reward: pep257}",
     "rloo": "{kind: rloo, reward: pep257}",
     "ppo": "{kind: ppo, reward: pep257}",
+    **{kind: f"{{kind: {kind}, answers: data}}" for kind in ("medusa", "eagle", "mtp")},
 }
-SPLITS = ("sft", "pretrain")
+SPLITS = ("sft", "pretrain", "medusa", "eagle", "mtp")
 UNREAD = ("mlm", "mlm-nsp", "grpo", "rloo", "ppo")
 
 
@@ -46,6 +47,12 @@ def test_policies_that_an_objective_cannot_follow_are_refused_when_the_recipe_is
             load_recipe(text)
     else:
         assert load_recipe(text).data.truncation == policy
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "mtp"])
+def test_prompts_that_the_base_answers_are_read_whole(kind):
+    with pytest.raises(UserError, match=r"data\.truncation: 'keep_end' has no effect: a prompt is read whole"):
+        load_recipe(write(BASE % ("keep_end", f"{{kind: {kind}, answers: base}}")))
 
 
 def test_an_encoder_decoder_is_not_split_and_packed_texts_lose_nothing():
