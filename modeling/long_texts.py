@@ -109,11 +109,12 @@ class LongTextGeneration:
         # Behind a cache, a prompt comes whole or as what is new alone.
         told = columns if both else getattr(generation_config, "_mask_length", columns)  # of a mask of ones
         width = told if mask is None else mask.shape[1]
-        begin = cache.get_seq_length() if width == columns else 0
+        past = cache.get_seq_length()
+        begin = past if width == columns else 0
         turning: dict[str, Any] = {}
         if self.model.positions.turning:
             lengths = mask.sum(-1) if mask is not None else input_ids.new_full((len(input_ids),), width)
-            before = getattr(cache, "rotated_for", None)
+            before = getattr(cache, "rotated_for", None) if past else None
             if before is not None and frequencies_turn(self.model.positions.turning, before, lengths[:, None]).any():
                 begin, model_kwargs["cache"] = 0, None  # computed anew
             turning = {"text_lengths": lengths}

@@ -397,7 +397,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
         if self.positions.turning:
             lengths = lengths_of(position_ids, packed) if text_lengths is None else text_lengths[:, None]
             if cache is not None and not is_tracing(lengths):
-                self._require_frequencies(cache, lengths)
+                self._require_frequencies(cache, past, lengths)
         rotations = self.positions.rotations(hidden_states, position_ids, lengths)
         biases = self.position_biases(hidden_states, attention_mask, cache, position_ids, masks, behind, kwargs)
         # Only routers ask which tokens are real.
@@ -432,12 +432,12 @@ class AnyformerStack(AnyformerPreTrainedModel):
             hidden_states = hidden_states.transpose(0, 1)
         return AnyformerModelOutput(last_hidden_state=hidden_states, cache=cache)
 
-    def _require_frequencies(self, cache: Any, lengths: torch.Tensor) -> None:
+    def _require_frequencies(self, cache: Any, past: Any, lengths: torch.Tensor) -> None:
         """Raises:
         ValueError: the cache holds keys that were rotated by other frequencies than texts of `lengths` [batch or 1, 1]
             have; a prefix that PEFT put there was not rotated.
         """
-        before, turning = getattr(cache, "rotated_for", None), self.positions.turning
+        before, turning = getattr(cache, "rotated_for", None) if past else None, self.positions.turning
         if before is not None and len(before) != len(lengths) and 1 not in (len(before), len(lengths)):
             # Rows were selected or repeated, and it is not known which are left.
             before = torch.stack((before.amin(), before.amax()))[:, None, None]
@@ -507,6 +507,7 @@ class AnyformerModel(AnyformerStack):
             decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds, decoder_position_ids: the same for the
                 decoder of an encoder-decoder, whose encoder reads the arguments above.
             encoder_outputs: what the encoder gave, to be used instead of running it.
+            text_lengths: among `kwargs`, where a text comes in parts: see `AnyformerStack.forward`.
             cache, past_key_values: the key/value cache, under its new or its old name.
 
         Returns:

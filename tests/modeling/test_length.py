@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from position_kinds import BASE, FACTORS, GREEDY, KINDS, MLA, ROPES, TRAINED, behind_padding, ids
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 from transformers.utils import logging as library_logging
 
 from anyformer import from_hf
@@ -227,6 +227,16 @@ def test_keys_of_other_frequencies_are_refused_and_text_lengths_help(tiny, field
     cache, lengths = DynamicCache(), torch.tensor([24, 24])
     parts = [model(tokens[:, a:b], cache=cache, text_lengths=lengths).logits for a, b in ((0, 10), (10, 24))]
     torch.testing.assert_close(torch.cat(parts, 1), model(tokens).logits, rtol=0, atol=2e-5)  # logits reach 20
+
+
+@turning
+def test_a_cache_that_was_emptied_is_of_no_length(tiny, fields):
+    model = tiny(**fields, max_position_embeddings=TRAINED)
+    tokens, cache = ids(1, 24), StaticCache(config=model.config, max_cache_len=24)
+    with torch.no_grad():
+        model(tokens, cache=cache)
+        cache.reset()
+        torch.testing.assert_close(model(tokens[:, :9], cache=cache).logits, model(tokens[:, :9]).logits)
 
 
 @turning
