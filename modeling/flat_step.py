@@ -101,7 +101,8 @@ def flat_layers(stack: Any, states: torch.Tensor, cache: Any) -> list[FlatLayer]
     Args:
         states: [batch, length, hidden_size].
     """
-    if not GENERATION.texts or type(cache) not in (GrowingCache, DynamicCache, RequestBatch) or not serves(states):
+    # First what a compiler knows: it cannot read what belongs to a thread.
+    if not serves(states) or not GENERATION.texts or type(cache) not in (GrowingCache, DynamicCache, RequestBatch):
         return None
     if states.shape[:-1].numel() > FEW_ROWS or getattr(cache, "offloading", False) or not cache.get_seq_length():
         return None
