@@ -15,6 +15,7 @@ from transformers.utils import can_return_tuple
 from .configuration_anyformer import AnyformerConfig
 from .growing_cache import GrowingCache
 from .head_base import shift_right
+from .inference import GENERATION
 from .language_heads import LanguageModelHead
 from .long_texts import LongTextGeneration
 from .losses import (
@@ -24,7 +25,6 @@ from .losses import (
 )
 from .masks import REAL_INDICES, attention_masks, real_indices
 from .modeling_anyformer import one_cache
-from .onednn import GENERATION
 from .outputs import AnyformerHeadOutput
 from .paged import PagedGeneration
 from .positions import frequencies_turn

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .onednn import inference_products
+from .inference import inference_products
 from .plain import is_plain
 
 # Fewer rows, as while a token is generated, are bound by reading the weights, which are half as long in 16 bits. With

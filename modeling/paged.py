@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from .configuration_anyformer import AnyformerConfig
-from .onednn import GENERATION, Prepared
+from .inference import GENERATION, Prepared
 from .soft_prompts import soft_prompt_of
 
 # On CPUs, where nothing else is stated. A pass of more tokens makes all requests wait for one long prompt, and the

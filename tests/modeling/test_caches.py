@@ -15,7 +15,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from anyformer.modeling import flat_step, onednn
+from anyformer.modeling import cpu_kernels, flat_step, inference
 from anyformer.modeling.cache_sizes import measured_size, predicted_size
 from anyformer.modeling.growing_cache import STEP, GrowingCache, GrowingLayer, GrowingSlidingLayer, capacity_for
 from anyformer.modeling.quantized_cache import Int8Cache
@@ -261,10 +261,13 @@ def test_a_compiled_static_cache(tiny):
 def test_copies_of_weights_change_nothing_and_end_with_the_text(tiny, monkeypatch, dtype):
     """Two texts on weights that were changed in between, in the way that no counter of versions sees."""
     for name, value in (("SMALLEST", 1), ("STEPS_BEFORE_COPIES", 2)):
-        monkeypatch.setattr(onednn, name, value)
-    monkeypatch.setattr(onednn, "is_faster", lambda dtype: onednn.HAS_OPERATORS)
+        monkeypatch.setattr(inference, name, value)
+    monkeypatch.setattr(inference, "is_faster", lambda dtype: cpu_kernels.HAS_ONEDNN)
+    monkeypatch.setattr(inference, "columns_are_faster", lambda: cpu_kernels.HAS_ONEDNN)
     made = []
-    monkeypatch.setattr(onednn, "sorted_copy", lambda weight, real=onednn.sorted_copy: made.append(1) or real(weight))
+    for name in ("sorted_copy", "transposed_copy"):
+        real = getattr(inference, name)
+        monkeypatch.setattr(inference, name, lambda *weights, real=real: made.append(real) or real(*weights))
     model = tiny(attention_bias=True).to(dtype)
     for scale in (1.0, -1.5):
         for parameter in model.parameters():
@@ -272,13 +275,15 @@ def test_copies_of_weights_change_nothing_and_end_with_the_text(tiny, monkeypatc
         given = prompt(model, "padded") | {"output_logits": True}
         got = model.generate(**given)
         with monkeypatch.context() as patch:
-            patch.setattr(onednn, "is_faster", lambda dtype: False)
+            patch.setattr(inference, "kind_of_copy", lambda dtype: None)
+            patch.setattr(inference, "is_faster", lambda dtype: False)
             expected = model.generate(**given)
         for ours, theirs in zip(got.logits, expected.logits, strict=True):
             atol = 1e-5 * theirs.abs().max().clamp(min=1).item() if dtype is torch.float32 else 0.0
             torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
-    assert bool(made) == (dtype is not torch.float32 and onednn.HAS_OPERATORS)
-    assert not onednn.GENERATION.texts
+    kind = cpu_kernels.transposed_copy if dtype is torch.float32 else cpu_kernels.sorted_copy
+    assert set(made) == ({kind} if cpu_kernels.HAS_ONEDNN else set())
+    assert not inference.GENERATION.texts
 
 
 def test_a_step_is_flat_where_it_may_be_and_only_there(tiny):
@@ -345,8 +350,8 @@ def test_copies_of_one_cache_go_on_apart(tiny):
 @pytest.mark.parametrize("change", ["weights", "hook", "adapter"])
 def test_what_changes_between_texts_is_seen_while_another_text_is_written(tiny, monkeypatch, change):
     """A text in another thread keeps nothing alive for this one."""
-    monkeypatch.setattr(onednn, "SMALLEST", 1)
-    monkeypatch.setattr(onednn, "STEPS_BEFORE_COPIES", 1)
+    monkeypatch.setattr(inference, "SMALLEST", 1)
+    monkeypatch.setattr(inference, "STEPS_BEFORE_COPIES", 1)
     begun, finish = threading.Event(), threading.Event()
 
     class Waits(StoppingCriteria):
@@ -385,5 +390,5 @@ def test_what_changes_between_texts_is_seen_while_another_text_is_written(tiny, 
 def test_a_bias_with_strides_is_read_as_it_is():
     layer = torch.nn.Linear(256, 256)
     for bias in (layer.weight.detach()[:, 3], torch.tensor(2.5).expand(256)):
-        got = onednn.linear(torch.ones(2, 256), layer.weight, bias)
+        got = cpu_kernels.linear(torch.ones(2, 256), layer.weight, bias)
         torch.testing.assert_close(got, torch.nn.functional.linear(torch.ones(2, 256), layer.weight, bias))

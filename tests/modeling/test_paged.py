@@ -5,7 +5,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.utils import WorkloadHints
 
-from anyformer.modeling import onednn
+from anyformer.modeling import cpu_kernels, inference
 from anyformer.modeling.paged import paged_positions
 from anyformer.modeling.paged_attention import RequestBatch
 
@@ -209,9 +209,9 @@ def test_the_cache_on_a_cpu_holds_what_the_requests_need(tiny):
 
 def test_weights_that_change_in_a_pause_are_those_that_are_multiplied_after(tiny, monkeypatch):
     """Sorted copies of 16-bit weights, made at once here, do not outlive the pause."""
-    monkeypatch.setattr(onednn, "is_faster", lambda _: onednn.HAS_OPERATORS)
-    monkeypatch.setattr(onednn, "SMALLEST", 1)
-    monkeypatch.setattr(onednn, "STEPS_BEFORE_COPIES", 0)
+    monkeypatch.setattr(inference, "is_faster", lambda _: cpu_kernels.HAS_ONEDNN)
+    monkeypatch.setattr(inference, "SMALLEST", 1)
+    monkeypatch.setattr(inference, "STEPS_BEFORE_COPIES", 0)
     model, (prompt,) = tiny().to(torch.bfloat16), random_prompts(8)
     with model.continuous_batching_context_manager(GREEDY) as manager:
         (before,) = answers(manager, [manager.add_request(prompt, max_new_tokens=8)])
