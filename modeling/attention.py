@@ -13,7 +13,7 @@ from .configuration_anyformer import AnyformerConfig
 from .grouped import grouped_sdpa, shares_keys
 from .linear import project, project_all
 from .norms import build_norm
-from .paged_attention import by_request
+from .paged_attention import by_request, separates_requests
 from .positions import Rotation, apply_rotary
 from .registry import ATTENTIONS
 
@@ -120,7 +120,8 @@ class AttentionBase(nn.Module):
             kwargs["position_bias"] = position_bias.to(query.dtype)
         if self.softcap is not None:
             kwargs["softcap"] = self.softcap
-        if "write_index" in kwargs and isinstance(attention_mask, torch.Tensor):  # a row of many requests
+        row = "write_index" in kwargs and isinstance(attention_mask, torch.Tensor)  # of many requests
+        if row and separates_requests(query):
             attend = by_request(attend, kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"])
         output, weights = attend(
             self,

@@ -366,7 +366,8 @@ class AnyformerStack(AnyformerPreTrainedModel):
             check_width(attention_mask, past, shaped)
             if counted:
                 position_ids = positions_of(attention_mask, past, shaped)
-        if not is_tracing(position_ids):
+        # Of the paged cache nothing that is too long asks (see `add_request`), and to look would make a device wait.
+        if not is_tracing(position_ids) and not is_paged(cache):
             # Positions that were handed in could be any; a single one is the next, as `generate` counts.
             known = isinstance(past, int) and (counted or shaped.shape[1] == 1)
             self.positions.check(position_ids, past + shaped.shape[1] if known else None)

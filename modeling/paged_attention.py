@@ -19,6 +19,14 @@ _sdpa = nn.functional.scaled_dot_product_attention
 # Of the cache's rows this one is never written: keys of padding are read from it.
 UNUSED_ROW = 0
 
+# Where shapes may follow values: elsewhere each look at one waits for the device, and no graph can be captured.
+SEPARATING = ("cpu",)
+
+
+def separates_requests(tensor: torch.Tensor) -> bool:
+    """Whether the requests of a pass over such tensors are told apart; else the library's mask alone does it."""
+    return tensor.device.type in SEPARATING
+
 
 class RequestBatch:
     """A pass in which each request has one new token: requests become the rows of a batch, which every kind of
@@ -75,6 +83,8 @@ class RequestBatch:
     @staticmethod
     def fits(position_ids: torch.Tensor, paging: dict[str, Any]) -> bool:
         """Whether each request of this pass has one new token, all have earlier ones, and shapes may follow values."""
+        if not separates_requests(position_ids):
+            return False
         reads = paging.get("read_index") or [torch.empty(0)]
         if paging.get("block_table") is not None or is_tracing(position_ids) or not all(len(r) for r in reads):
             return False

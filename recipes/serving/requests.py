@@ -1,4 +1,4 @@
-"""What a request to the server may hold, checked before the library's handlers read it.
+"""A request to the server, checked before the library's handlers read it.
 
 They answer mistakes of the client with status 500, a list of images with text about nothing, and three wanted answers
 with one. What they cannot do is refused here.
@@ -6,277 +6,168 @@ with one. What they cannot do is refused here.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from contextlib import suppress
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
-
-class BadRequest(ValueError):
-    """A mistake of the client.
-
-    Attributes:
-        field: the field of the request that is meant, "" for the whole.
-    """
-
-    def __init__(self, message: str, field: str = "") -> None:
-        super().__init__(message)
-        self.field = field
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the server that is asked can do.
-
-    Attributes:
-        model: the only name that it answers to.
-        positions: longest prompt or answer, in tokens.
-        vocab_size: ids that a token may have.
-        shared: the sampling of all requests, under continuous batching; None: each chooses its own.
-    """
-
-    model: str
-    positions: int
-    vocab_size: int
-    shared: dict[str, Any] | None = None
-
-
-def _unicode(text: str) -> str:
-    text.encode("utf-8")  # JSON can name half a character, which is none
-    return text
-
-
-Text = Annotated[str, AfterValidator(_unicode)]
-Filled = Annotated[Text, Field(min_length=1)]
-
-
-class _Strict(BaseModel):
-    # Integers are no text and no truth values, NaN is no number; what else a client sends, the handlers know or refuse.
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-
-
-class _Part(_Strict):
-    type: Literal["text", "input_text", "output_text"]
-    text: Text
-
-
-class _Function(_Strict):
-    name: Filled
-    arguments: Text | dict[str, Any]
-
-
-class _Call(_Strict):
-    function: _Function
-
-
-class _Message(_Strict):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[_Part] | None = None
-    tool_calls: list[_Call] | None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> "_Message":
-        if self.content is None and not self.tool_calls:
-            raise ValueError("a message needs content")
-        return self
-
-
-class _CallItem(_Strict):
-    type: Literal["function_call"]
-    call_id: Text
-    name: Filled
-    arguments: Text
-
-
-class _ResultItem(_Strict):
-    type: Literal["function_call_output"]
-    call_id: Text
-    output: Text
-
-
-class _Sampling(_Strict):
-    """What the endpoints have in common.
-
-    Attributes:
-        length: names of the longest answer, in tokens.
-        only: fields that the handlers ignore -> the values that ask for nothing else than what they do.
-    """
-
-    length: ClassVar[tuple[str, ...]] = ("max_tokens",)
-    only: ClassVar[dict[str, tuple[Any, ...]]] = {}
-
-    model: Text | None = None
-    stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    frequency_penalty: Annotated[float, Field(gt=-1, le=2)] | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d+$")], float] | None = None
-    stop: Filled | Annotated[list[Filled], Field(min_length=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    generation_config: Text | None = None
-
-
-class ChatRequest(_Sampling):
-    """Of `/v1/chat/completions`."""
-
-    length = ("max_completion_tokens", "max_tokens")
-    only = {
-        "n": (1,),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "presence_penalty": (0,),
-        "response_format": ({"type": "text"},),
-        "tool_choice": ("auto",),
-        "modalities": (["text"],),
-        "functions": (),
-        "function_call": (),
-        "audio": (),
-        "web_search_options": (),
-    }
-
-    messages: Annotated[list[_Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class CompletionRequest(_Sampling):
-    """Of `/v1/completions`."""
-
-    only = {
-        "n": (1,),
-        "best_of": (1,),
-        "echo": (False,),
-        "logprobs": (),
-        "presence_penalty": (0,),
-    }
-
-    prompt: Filled
-    suffix: Text | None = None
-
-
-class ResponseRequest(_Sampling):
-    """Of `/v1/responses`."""
-
-    length = ("max_output_tokens",)
-    only = {
-        "background": (False,),
-        "previous_response_id": (),
-        "prompt": (),
-        "tool_choice": ("auto",),
-        "top_logprobs": (0,),
-    }
-
-    input: Filled | Annotated[list[_Part] | list[_Message | _CallItem | _ResultItem], Field(min_length=1)]
-    instructions: Text | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
-
-
-class LoadRequest(_Strict):
-    """Of `/load_model`, which `transformers chat` asks first."""
-
-    model: Text
-
-
-REQUESTS: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/responses": ResponseRequest,
-    "/load_model": LoadRequest,
-}
+from .fields import BadRequest, Limits
+from .schema import REQUESTS, BiasedSampling, ChatRequest, Message, ResponseRequest, Sampling
+from .settings import PER_ANSWER, SAMPLING, Settings, defaults
 
 
 def check(path: str, body: bytes, limits: Limits) -> None:
     """Read the body of a request to one of `REQUESTS`.
 
     Raises:
-        BadRequest: no JSON, a field of the wrong type or out of range, or something that the server cannot do.
+        BadRequest: no JSON, a field that is unknown, of the wrong type or out of range, or something that the server
+            cannot do.
     """
+    fields = _read(body)
+    try:
+        request = REQUESTS[path].model_validate(fields, context=limits)
+    except ValidationError as error:
+        where, reason = _most_telling(error, fields)
+        raise BadRequest(f"{where}: {reason}" if where else reason, where) from error
+    model = fields.get("model")
+    if model is not None and model != limits.model:
+        raise BadRequest(f"model: this server answers as {limits.model!r}, not as {model!r}", "model")
+    if isinstance(request, Sampling):
+        for field, reason in _impossible(request, limits):
+            raise BadRequest(f"{field}: {reason}", field)
+
+
+def _read(body: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(body)
+        json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise BadRequest(f"the request holds {half!a}, half a character: send the whole of it") from error
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the request is no JSON: {error}") from error
     if not isinstance(fields, dict):
         raise BadRequest("the request is no JSON object")
-    try:
-        request = REQUESTS[path].model_validate(fields)
-    except ValidationError as error:
-        where, reason = _most_telling(error)
-        raise BadRequest(f"{where}: {reason}", where) from error
-    model = fields.get("model")
-    if model is not None and model != limits.model:
-        raise BadRequest(f"model: this server answers as {limits.model!r}, not as {model!r}", "model")
-    if isinstance(request, _Sampling):
-        for field, reason in _impossible(request, fields, limits):
-            raise BadRequest(f"{field}: {reason}", field)
+    return fields
 
 
-def _most_telling(error: ValidationError) -> tuple[str, str]:
-    """The place and the reason; of a union's branches that of the one which went furthest."""
-    found = max(error.errors(), key=lambda e: len(e["loc"]))
-    # Names of types, which stand for the branches of a union, are none of the client's.
-    place = [str(part) for part in found["loc"] if isinstance(part, int) or part.isidentifier()]
+def _most_telling(error: ValidationError, fields: dict[str, Any]) -> tuple[str, str]:
+    """The place and the reason; of a union's branches that of the one which went furthest, and knew the type."""
+    placed = [(_place(found, fields), found) for found in error.errors()]
+    place, found = max(placed, key=lambda pair: (len(pair[0]), not pair[1]["type"].endswith("_type")))
     reason = "Input should be an object" if found["type"] == "model_type" else found["msg"]
     return ".".join(place), reason.removeprefix("Value error, ")
 
 
-def _impossible(request: _Sampling, fields: dict[str, Any], limits: Limits) -> Iterator[tuple[str, str]]:
-    for field, harmless in request.only.items():
-        if fields.get(field) is not None and fields[field] not in harmless:
-            yield field, f"{fields[field]!r} is not supported by this server"
-    for token in request.logit_bias or ():
-        if int(token) >= limits.vocab_size:
-            yield "logit_bias", f"there is no token {token}: the vocabulary has {limits.vocab_size}"
-    config = {}
-    if request.generation_config is not None:
-        try:
-            config = _generation_config(request.generation_config)
-        except (ValueError, TypeError) as error:
-            yield "generation_config", str(error)
-    lengths: dict[str, Any] = {name: fields.get(name) for name in request.length}
-    lengths["generation_config"] = config.get("max_new_tokens")
-    for field, length in lengths.items():
-        if length is not None and length > limits.positions:
-            yield field, f"{length} tokens are more than an answer can have, which is {limits.positions}"
+def _place(found: Any, fields: dict[str, Any]) -> list[str]:
+    """The keys that lead to an error; the others of pydantic's name the branches of unions."""
+    place, node = [], fields
+    for key in found["loc"]:
+        if isinstance(node, str):  # JSON in JSON
+            with suppress(ValueError):
+                node = json.loads(node)
+        if (isinstance(node, dict) and key in node) or (isinstance(node, list) and isinstance(key, int)):
+            place.append(str(key))
+            node = node[key]
+    return [*place, str(found["loc"][-1])] if found["type"] == "missing" else place
+
+
+def _impossible(request: Sampling, limits: Limits) -> Iterator[tuple[str, str]]:
+    for field, value in (request.model_extra or {}).items():
+        if value is None or field in request.labels:
+            continue
+        if field not in request.only:
+            yield field, "is not read by this server; leave it out"
+        elif value not in request.only[field]:
+            usual = " or ".join(map(repr, request.only[field]))
+            yield field, f"{value!r} is not supported by this server; leave it out, or send {usual}"
+    lengths = {name: getattr(request, name) for name in request.lengths if getattr(request, name) is not None}
+    if len(set(lengths.values())) > 1:
+        yield request.lengths[0], f"says another length than {request.lengths[1]}; send one of them"
+    if isinstance(request, ChatRequest | ResponseRequest):
+        yield from _not_in_template(request, limits)
+    yield from _drawn_amiss(request, limits.samples)
     if limits.shared is not None:
-        yield from _not_shared(request, config, limits.shared)
+        yield from _not_shared(request, limits.shared)
 
 
-def _generation_config(text: str) -> dict[str, Any]:
-    """The JSON of a generation config, as `transformers chat` sends it.
+def _not_in_template(request: ChatRequest | ResponseRequest, limits: Limits) -> Iterator[tuple[str, str]]:
+    """What the chat template leaves out of the prompt."""
+    turns = request.messages if isinstance(request, ChatRequest) else request.input
+    where = "messages" if isinstance(request, ChatRequest) else "input"
+    if not limits.template:
+        yield where, "this model has no chat template, and goes on with texts: ask /v1/completions"
+    if request.tools and "tools" not in limits.template:
+        yield "tools", "the chat template of this model has no place for tools"
+    called = [turn for turn in turns if getattr(turn, "type", "") == "function_call" or _calls(turn)]
+    if called and "tool_calls" not in limits.template:
+        yield where, "the chat template of this model has no place for calls of tools"
+    for name in getattr(request, "chat_template_kwargs", None) or ():
+        if name not in limits.variables:
+            known = ", ".join(sorted(limits.variables)) or "none"
+            yield "chat_template_kwargs", f"{name!r} is no variable of the chat template that can be set: {known}"
 
-    Raises:
-        ValueError, TypeError: it is none.
-    """
-    from transformers import GenerationConfig
 
-    fields = json.loads(text)
-    if not isinstance(fields, dict):
-        raise ValueError("no JSON object")
-    GenerationConfig(**fields).validate()
-    length = fields.get("max_new_tokens")
-    if length is not None and (type(length) is not int or length < 1):
-        raise ValueError(f"max_new_tokens={length!r} is no number of tokens")
-    return fields
+def _calls(turn: Any) -> bool:
+    return isinstance(turn, Message) and bool(turn.tool_calls)
 
 
-def _not_shared(request: _Sampling, config: dict[str, Any], shared: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def asks_to_sample(temperature: float | None, top_p: float | None) -> bool | None:
+    """Whether the fields of OpenAI's interface ask to draw tokens; None: they do not say."""
+    if temperature is not None:
+        return temperature > 0
+    return None if top_p in (None, 1) else True
+
+
+def _samples(request: Sampling, usual: bool) -> bool:
+    asked = asks_to_sample(request.temperature, request.top_p)
+    if asked is None:
+        asked = request.generation_config.do_sample if request.generation_config else None
+    return usual if asked is None else asked
+
+
+def _drawn_amiss(request: Sampling, usual: bool) -> Iterator[tuple[str, str]]:
+    """Settings of sampling where nobody has asked to sample; who says `do_sample: false` knows."""
+    settings = request.generation_config or Settings()
+    if _samples(request, usual):
+        if request.temperature is None and settings.temperature == 0:
+            yield "generation_config.temperature", "at 0 nothing is drawn: set do_sample to false"
+    elif settings.do_sample is None:
+        for name in SAMPLING:
+            if getattr(settings, name) not in (None, defaults()[name]):
+                yield f"generation_config.{name}", "has no effect without do_sample: true"
+
+
+def _not_shared(request: Sampling, shared: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Under continuous batching the library samples all requests alike, and ignores what one of them asks for."""
-    reason = "under continuous batching all requests are sampled alike ({}); leave it out, or ask a server without it"
-    described = ", ".join(f"{name}={value}" for name, value in shared.items())
-    sampled = shared["do_sample"]
-    asked: dict[str, Any] = {name: getattr(request, name) for name in ("temperature", "top_p")}
-    # Without sampling a temperature of 0 says what is done anyway, and so does any other in a generation config.
-    usual = {"temperature": shared.get("temperature", 0), "top_p": shared.get("top_p", 1)}
-    for field, value in asked.items():
-        if value is not None and value != usual[field]:
-            yield field, reason.format(described)
-    for field in ("seed", "stop", "logit_bias"):
-        if getattr(request, field) is not None:
-            yield field, reason.format(described)
-    if request.frequency_penalty:
-        yield "frequency_penalty", reason.format(described)
-    if config.get("do_sample", sampled) != sampled:
-        yield "generation_config", "do_sample: " + reason.format(described)
+    described = ("do_sample", *SAMPLING) if shared["do_sample"] else ("do_sample",)
+    values = ", ".join(f"{name}={shared[name]}" for name in described if shared.get(name) is not None)
+    sampled = _samples(request, shared["do_sample"])
+    for field, name, value in _asked(request):
+        same = value == shared.get(name)
+        if name in ("do_sample", *SAMPLING):
+            same = sampled == shared["do_sample"] and (same or not sampled)
+        if not same:
+            yield (
+                field,
+                f"under continuous batching all requests are sampled alike ({values}); leave it out, or ask a server "
+                "without it",
+            )
+
+
+def _asked(request: Sampling) -> Iterator[tuple[str, str, Any]]:
+    """The fields that are set, the settings that they stand for, and their values."""
+    for name in ("temperature", "top_p", "seed"):
+        if (value := getattr(request, name)) is not None:
+            yield name, name, value
+    if isinstance(request, BiasedSampling):
+        if request.frequency_penalty:
+            yield "frequency_penalty", "repetition_penalty", 1 + request.frequency_penalty
+        if request.stop:
+            yield "stop", "stop_strings", request.stop
+        if request.logit_bias:
+            yield "logit_bias", "sequence_bias", request.logit_bias
+    settings = request.generation_config or Settings()
+    for name in Settings.model_fields:
+        if name not in PER_ANSWER and (value := getattr(settings, name)) is not None:
+            yield f"generation_config.{name}", name, value

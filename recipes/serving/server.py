@@ -1,6 +1,7 @@
 """`anyformer serve`: one model at the endpoints of `transformers serve`, with bad requests refused."""
 
 import asyncio
+import inspect
 import socket
 from typing import Any
 
@@ -8,7 +9,9 @@ from ..console import quiet_libraries
 from ..errors import UserError
 from ..generator import Generator, open_generator
 from ..tokens.supervised import stop_ids
-from .requests import REQUESTS, BadRequest, Limits, check
+from .fields import BadRequest, Limits
+from .requests import check
+from .schema import REQUESTS
 
 # A longer body is no conversation: 16 bytes a token fill a context of a million tokens.
 LONGEST_BODY = 2**24
@@ -78,58 +81,90 @@ def build_app(name: str, generator: Generator, *, continuous_batching: bool = Fa
     from transformers.cli.serving.systemone import SystemOneHandler
     from transformers.cli.serving.transcription import TranscriptionHandler
 
-    from .parts import Models, State
+    from .parts import Models, OwnReading, State, text_limit
 
     config = generator.model.generation_config
+    for setting in ("num_beams", "num_return_sequences"):
+        if (getattr(config, setting) or 1) > 1:
+            raise UserError(
+                f"{name}: generation_config.json holds {setting}={getattr(config, setting)}, and the server writes one "
+                "answer, token by token: take it out"
+            )
     config.eos_token_id = stop_ids(generator.tokenizer)
     config.pad_token_id = generator.tokenizer.pad_token_id
     models, state = Models(name, generator), State(generator, continuous_batching)
-    shared: dict[str, Any] | None = None
     if continuous_batching:
         try:
             state.together.init_cb(generator.model, config)
         except ValueError as error:
             raise UserError(f"{name}: {error}") from error
-        shared = {"do_sample": bool(config.do_sample)}
-        if shared["do_sample"]:
-            shared |= {"temperature": config.temperature or 1.0, "top_p": config.top_p or 1.0}
+
+    def own(handler: type) -> Any:
+        return type(handler.__name__, (OwnReading, handler), {})(models, state)
+
     app = build_server(
         models,
-        ChatCompletionHandler(models, state),
-        completion_handler=CompletionHandler(models, state),
-        response_handler=ResponseHandler(models, state),
+        own(ChatCompletionHandler),
+        completion_handler=own(CompletionHandler),
+        response_handler=own(ResponseHandler),
         transcription_handler=TranscriptionHandler(models, state),
         systemone_handler=SystemOneHandler(models, state),
         generation_state=state,
     )
-    _refuse_bad_requests(app, Limits(name, generator.longest_prompt, generator.model.config.vocab_size, shared))
+    template, variables = _template_of(generator.tokenizer)
+    limits = Limits(
+        model=name,
+        positions=text_limit(generator),
+        vocab_size=generator.model.config.vocab_size,
+        samples=bool(config.do_sample),
+        template=template,
+        variables=variables,
+        shared=state.together.settings if continuous_batching else None,
+    )
+    _refuse_bad_requests(app, limits)
     return app, state
+
+
+def _template_of(tokenizer: Any) -> tuple[str, frozenset[str]]:
+    """The chat template, "" where there is none, and those of its variables that nobody else sets."""
+    from transformers.utils.chat_template_utils import _get_template_variables
+
+    found = tokenizer.chat_template or ""
+    template = found if isinstance(found, str) else "\n".join(found.values())
+    taken = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters, *tokenizer.special_tokens_map}
+    return template, _get_template_variables(template) - taken
 
 
 def _refuse_bad_requests(app: Any, limits: Limits) -> None:
     from fastapi import Request
     from fastapi.responses import JSONResponse
-    from jinja2 import TemplateError
 
-    def refusal(error: Exception) -> JSONResponse:
-        fields = {"message": str(error), "type": "invalid_request_error", "code": None}
-        return JSONResponse({"error": fields | {"param": getattr(error, "field", None) or None}}, status_code=400)
+    def refusal(error: BadRequest) -> JSONResponse:
+        fields = {"message": str(error), "type": "invalid_request_error", "code": None, "param": error.field or None}
+        return JSONResponse({"error": fields}, status_code=400)
 
     @app.middleware("http")
     async def checked(request: Request, call_next: Any) -> Any:
-        if request.method == "POST" and request.url.path in REQUESTS:
+        path = request.url.path
+        if request.method == "POST" and path in REQUESTS:
             try:
+                _require_size(int(request.headers.get("content-length", 0)))
                 body = await request.body()
-                if len(body) > LONGEST_BODY:
-                    raise BadRequest(f"the request has {len(body)} bytes; at most {LONGEST_BODY} are read")
-                await asyncio.to_thread(check, request.url.path, body, limits)
+                _require_size(len(body))
+                await asyncio.to_thread(check, path, body, limits)
             except BadRequest as error:
                 return refusal(error)
-        if request.url.path.startswith("/v1/audio"):
+        if path.startswith("/v1/audio"):
             return refusal(BadRequest("sound is not served: the model reads and writes text"))
+        if path == "/v1/systemone" and limits.shared is not None:
+            return refusal(BadRequest("decisions are not batched: ask a server without continuous batching"))
         return await call_next(request)
 
     @app.exception_handler(BadRequest)
-    @app.exception_handler(TemplateError)
-    async def refused(_: Request, error: Exception) -> JSONResponse:
+    async def refused(_: Request, error: BadRequest) -> JSONResponse:
         return refusal(error)
+
+
+def _require_size(length: int) -> None:
+    if length > LONGEST_BODY:
+        raise BadRequest(f"the request has {length} bytes; at most {LONGEST_BODY} are read")

@@ -5,7 +5,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.utils import WorkloadHints
 
-from anyformer.modeling import cpu_kernels, inference
+from anyformer.modeling import attention, cpu_kernels, inference, paged_attention
 from anyformer.modeling.paged import paged_positions
 from anyformer.modeling.paged_attention import RequestBatch
 
@@ -50,6 +50,29 @@ def test_paged_generation_gives_the_same_tokens(tiny, fields):
     assert (model.config.head_dim, model.config.num_key_value_heads) == sizes
     assert model.config._attn_implementation == backend
     model.train()(torch.tensor([prompts[0]]), labels=torch.tensor([prompts[0]])).loss.backward()
+
+
+@pytest.mark.parametrize("fields", SERVED.values(), ids=SERVED)
+def test_the_librarys_own_path_gives_the_same_tokens(tiny, fields, monkeypatch, layouts):
+    """As on GPUs, where requests stay in one row."""
+    model = tiny(**fields)
+    prompts, new = random_prompts(30, 1, 17), [3, 8, 6]
+    expected = greedy(model, prompts, new)
+    monkeypatch.setattr(paged_attention, "SEPARATING", ())
+    monkeypatch.setattr(attention, "by_request", None)
+    pages = ContinuousBatchingConfig(num_blocks=12, page_size=8, max_batch_tokens=16)
+    with model.continuous_batching_context_manager(GREEDY, continuous_batching_config=pages) as manager:
+        names = [manager.add_request(p, max_new_tokens=n) for p, n in zip(prompts, new, strict=True)]
+        assert answers(manager, names) == expected
+    assert True not in layouts
+
+
+def test_requests_are_told_apart_on_cpus_alone():
+    ends = torch.tensor([0, 1, 2])
+    paging = {"read_index": [ends], "cu_seq_lens_q": ends, "max_length_q": 1}
+    assert RequestBatch.fits(torch.tensor([[3, 4]]), paging)
+    assert not RequestBatch.fits(torch.tensor([[3, 4]], device="meta"), paging)
+    assert not paged_attention.separates_requests(torch.empty(2, device="meta"))
 
 
 REFUSED = {

@@ -1,9 +1,11 @@
 """A model that has learned a few conversations by heart, and servers of it in processes of their own."""
 
+import json
 import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ def messages(*turns: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def learned(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """`folder`, a saved Anyformer folder; `tokenizer`; `answer(turns, n)`, that of `generate`."""
+    """`folder`, a saved Anyformer folder; `tokenizer`; `answer(turns, n, **options)`, that of `generate`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -65,12 +67,25 @@ def learned(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     tokenizer.save_pretrained(folder)
     opened: Any = AutoModelForCausalLM.from_pretrained(folder)
 
-    def answer(turns: list[dict[str, str]], max_new_tokens: int = 64) -> str:
+    def answer(turns: list[dict[str, str]], max_new_tokens: int = 64, **options: Any) -> str:
+        options = {"do_sample": False, "tokenizer": tokenizer} | options
         ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-        output = opened.generate(**ids, max_new_tokens=max_new_tokens, do_sample=False)
+        output = opened.generate(**ids, max_new_tokens=max_new_tokens, **options)
         return tokenizer.decode(output[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
 
     return SimpleNamespace(folder=folder, tokenizer=tokenizer, answer=answer)
+
+
+def post(url: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    """Status and text of a raw request; a body that is no bytes is sent as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"content-type": "application/json"} | (headers or {})
+    request = urllib.request.Request(url, data, headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 TRANSFORMERS = [str(Path(sys.executable).with_name("transformers"))]

@@ -4,8 +4,6 @@ import json
 import os
 import pty
 import subprocess
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +11,7 @@ from typer.testing import CliRunner
 
 from anyformer.scripts.cli import app
 
-from .conftest import CONVERSATIONS, SERVERS, TRANSFORMERS, environment, messages
+from .conftest import CONVERSATIONS, SERVERS, TRANSFORMERS, environment, messages, post
 
 PACKAGES = "needs the packages of the server: pip install 'anyformer[serving]'"
 pytest.importorskip("fastapi", reason=PACKAGES)
@@ -94,16 +92,6 @@ def test_stop_strings(client, server):
         assert ask(client, server, asked["messages"], stop=["three"])[0] == "one two three"
 
 
-def post(url, body):
-    """Status of a raw request."""
-    request = urllib.request.Request(url, body, {"content-type": "application/json"}, method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
 # What the library's server answers with 4xx by itself.
 KNOWN = {
     "broken JSON": b'{"model": ',
@@ -154,12 +142,12 @@ ELSEWHERE = {
 def test_bad_requests_are_refused_and_the_server_goes_on(client, server):
     root, good = server.url, {"model": server.model, "messages": messages("the dog")}
     for name, change in (BAD if server.checks else KNOWN).items():
-        body = change if isinstance(change, bytes) else json.dumps(good | change).encode()
+        body = change if isinstance(change, bytes) else good | change
         status, answer = post(f"{root}/v1/chat/completions", body)
         assert 400 <= status < 500, (name, status, answer)
     for path, bodies in ELSEWHERE.items() if server.checks else ():
         for body in bodies:
-            status, answer = post(root + path, json.dumps(body).encode())
+            status, answer = post(root + path, body)
             assert 400 <= status < 500, (path, body, status, answer)
     assert ask(client, server, messages("the dog")) == ("sat on the log", "stop")
 
@@ -167,7 +155,7 @@ def test_bad_requests_are_refused_and_the_server_goes_on(client, server):
 def test_a_refusal_names_the_field(servers):
     server = servers["anyformer"]
     body = {"messages": [{"role": "user", "content": "one"}, {"role": "user", "content": [{"type": "text"}]}]}
-    status, answer = post(f"{server.url}/v1/chat/completions", json.dumps(body).encode())
+    status, answer = post(f"{server.url}/v1/chat/completions", body)
     error = json.loads(answer)["error"]
     assert (status, error["param"]) == (400, "messages.1.content.0.text")
     assert error["message"] == "messages.1.content.0.text: Field required"
