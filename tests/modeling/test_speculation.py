@@ -223,6 +223,7 @@ def test_an_encoder_decoder_takes_the_kinds_of_the_library(tiny, kind):
     source = torch.randint(3, VOCABULARY, (1, 7), generator=torch.Generator().manual_seed(1))
     assert torch.equal(greedy(base, source, **draft), greedy(base, source))
     assert base.speculation.drafted
+    assert torch.equal(greedy(base, source, cache_implementation="static", **draft), greedy(base, source))
 
 
 def test_processors_see_the_text_with_the_draft(case):
