@@ -120,6 +120,10 @@ class AttentionBase(nn.Module):
             kwargs["position_bias"] = position_bias.to(query.dtype)
         if self.softcap is not None:
             kwargs["softcap"] = self.softcap
+        width = value.shape[-1]
+        if attend is sdpa_attention_forward and value.device.type == "cpu" and width < query.shape[-1]:
+            # Where widths differ, torch takes the way that writes all scores down.
+            value = nn.functional.pad(value, (0, query.shape[-1] - width))
         row = "write_index" in kwargs and isinstance(attention_mask, torch.Tensor)  # of many requests
         if row and separates_requests(query):
             attend = by_request(attend, kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"])
@@ -133,6 +137,7 @@ class AttentionBase(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
+        output = output[..., :width]
         return project(self.o_proj, output.reshape(*output.shape[:2], -1).contiguous()), weights
 
 

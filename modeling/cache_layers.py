@@ -18,6 +18,13 @@ class StaticGlobalSlidingLayer(StaticLayer):
     _layer_type = "global_sliding_attention"
 
 
+class CroppableEncoderDecoderCache(EncoderDecoderCache):
+    """Takes back tokens of its decoder's part whatever that is; the library's refuses where it is a static one."""
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self.self_attention_cache.crop(tokens_to_remove)
+
+
 def keep_whole(cache: Cache, required: bool) -> None:
     """Make windowed layers keep every column: behind padding in the middle of a row, a window reaches further back.
 

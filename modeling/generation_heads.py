@@ -12,6 +12,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import can_return_tuple
 
+from .cache_layers import CroppableEncoderDecoderCache
 from .configuration_anyformer import AnyformerConfig
 from .growing_cache import GrowingCache
 from .head_base import shift_right
@@ -142,7 +143,7 @@ class GenerationHead(
         if generation_config.is_assistant:  # the tokens that are refused are taken back
             own.activate_past_recording()
         # The library sizes the encoder's part by the decoder's windows, which would cut its keys.
-        model_kwargs["cache"] = EncoderDecoderCache(own, DynamicCache()) if both else own
+        model_kwargs["cache"] = CroppableEncoderDecoderCache(own, DynamicCache()) if both else own
 
 
 class AnyformerForCausalLM(GenerationHead):

@@ -101,11 +101,59 @@ def _of_one_query(
         return None  # a layer that keeps everything needs its window hidden
     if attention_mask is None:
         return dict.fromkeys(types)
-    plain = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
-    if not plain or types != {"full_attention"} or config._attn_implementation not in ("eager", "sdpa"):
+    if not _is_plain(config, attention_mask):
         return None
     mask = attention_mask.bool()
-    return {"full_attention": None if mask.device.type == "cpu" and mask.all() else mask[:, None, None, :]}
+    if mask.device.type == "cpu" and mask.all():
+        return dict.fromkeys(types)
+    if "sliding_attention" in types and _padding_follows(mask):
+        return None
+    row = _row(mask, inputs_embeds)
+    keys = {kind: own.get_mask_sizes(1, config.layer_types.index(kind))[0] for kind in types}
+    return {kind: row[..., -count:] for kind, count in keys.items()}
+
+
+def mask_of_source(
+    config: AnyformerConfig,
+    inputs_embeds: torch.Tensor,
+    attention_mask: Any,
+    encoder_hidden_states: torch.Tensor,
+    same: Callable | None,
+) -> Any:
+    """The mask of cross-attention, in the form that the attention implementation wants.
+
+    Args:
+        inputs_embeds: [batch, length, hidden_size], the decoder's.
+        attention_mask: [batch, source], 1 for real tokens of the encoder's.
+        same: see `same_document`.
+    """
+    one = inputs_embeds.shape[1] == 1 and same is None and not is_tracing(inputs_embeds)
+    if one and _is_plain(config, attention_mask) and attention_mask.shape[1] == encoder_hidden_states.shape[1]:
+        mask = attention_mask.bool()
+        return None if mask.device.type == "cpu" and mask.all() else _row(mask, inputs_embeds)
+    return create_bidirectional_mask(
+        config=config,
+        inputs_embeds=inputs_embeds,
+        attention_mask=attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+        and_mask_function=same,
+    )
+
+
+def _is_plain(config: AnyformerConfig, attention_mask: Any) -> bool:
+    """Whether a mask is of tokens, and the attention implementation takes it for one query as it is."""
+    two = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
+    return two and config._attn_implementation in ("eager", "sdpa")
+
+
+def _row(mask: torch.Tensor, inputs_embeds: torch.Tensor) -> torch.Tensor:
+    """[batch, keys], true for what is seen -> [batch, 1, 1, keys]; on CPUs numbers to be added, which each layer would
+    make of it otherwise."""
+    mask = mask.to(inputs_embeds.device)[:, None, None, :]
+    if mask.device.type != "cpu":
+        return mask
+    hidden = torch.finfo(inputs_embeds.dtype).min
+    return torch.zeros_like(mask, dtype=inputs_embeds.dtype).masked_fill_(~mask, hidden)
 
 
 def _behind_prefix(documents: torch.Tensor, past: int) -> Callable:

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
+from transformers.utils.import_utils import is_tracing
 
 from .attention import AnyformerAttention, softmax_of_scores
 from .configuration_anyformer import AnyformerConfig
-from .linear import project
+from .linear import NARROW, project
 from .norms import build_norm
 from .paged import is_paged
 from .plain import is_plain
@@ -137,8 +138,8 @@ class LatentAttention(AnyformerAttention):
         # einsum, because matmul would copy the weights once for each row of the batch.
         query = torch.einsum("bhqn,hnr->bhqr", nope, up_key)
         # One product over all heads reads each latent once.
-        scores = torch.matmul(query.flatten(1, 2), latent.squeeze(1).transpose(1, 2))
-        scores = scores + torch.matmul(rope.flatten(1, 2), rope_key.squeeze(1).transpose(1, 2))
+        scores = _with_each(query.flatten(1, 2), latent.squeeze(1))
+        scores = scores + _with_each(rope.flatten(1, 2), rope_key.squeeze(1))
         scores = scores.view(batch, -1, queries, latent.shape[2]) * self.scaling
         if mask is None and queries > 1 and self.is_causal:
             # The library leaves this mask to its kernels, and only where the cache was empty: the first query is the
@@ -146,9 +147,29 @@ class LatentAttention(AnyformerAttention):
             mask = torch.ones(queries, scores.shape[-1], dtype=torch.bool, device=scores.device).tril()
         weights = softmax_of_scores(scores, mask, None, self.config.attn_logit_softcapping, self.sinks)
         weights = self.attn_dropout(weights.to(query.dtype))
-        seen = torch.matmul(weights.flatten(1, 2), latent.squeeze(1)).view_as(query)
-        output = torch.einsum("bhqr,hvr->bqhv", seen, up_value)
-        return project(self.o_proj, output.flatten(2)), weights
+        seen = _sum_of(weights.flatten(1, 2), latent.squeeze(1)).view_as(query)
+        output = _with_each(seen.transpose(0, 1).flatten(1, 2), up_value).unflatten(1, (batch, queries))
+        return project(self.o_proj, output.permute(1, 2, 0, 3).flatten(2)), weights
+
+
+def _with_each(queries: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Products of queries [batch, n, width] with all that is kept [batch, context, width]: [batch, n, context]."""
+    if _is_copied(kept):
+        return torch.stack([nn.functional.linear(x, rows) for x, rows in zip(queries, kept, strict=True)])
+    return torch.matmul(queries, kept.transpose(1, 2))
+
+
+def _sum_of(weights: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Sums with weights [batch, n, context] of what is kept [batch, context, width]: [batch, n, width]."""
+    if _is_copied(kept):
+        return torch.stack([torch.mm(x, rows) for x, rows in zip(weights, kept, strict=True)])
+    return torch.matmul(weights, kept)
+
+
+def _is_copied(kept: torch.Tensor) -> bool:
+    """Whether torch's product of batches would copy what is kept, which takes many times as long as the product: in 16
+    bits on CPUs, what is transposed, and rows of a batch that do not follow each other, as in a buffer with room."""
+    return kept.device.type == "cpu" and kept.dtype in NARROW and not is_tracing(kept)
 
 
 def _yarn_factor(config: AnyformerConfig, layer: int) -> float:

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import can_return_tuple, logging
@@ -26,6 +25,7 @@ from .masks import (
     attention_masks,
     check_width,
     lengths_of,
+    mask_of_source,
     packed_documents,
     packed_lengths,
     positions_behind_prefix,
@@ -307,7 +307,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
                 pair = paged_positions(position_ids, *ends, masks[kind].shape[-1])
             else:
                 pair = positions_for_bias(index, hidden_states, attention_mask, cache, behind)
-            biases[kind] = self.positions.bias(*pair)
+            biases[kind] = self.positions.bias(*pair).to(hidden_states.dtype)  # once for all layers
         return biases
 
     @merge_with_config_defaults
@@ -387,12 +387,9 @@ class AnyformerStack(AnyformerPreTrainedModel):
             if "cu_seq_lens_q" in kwargs and is_flash_attention_requested(self.config):
                 masks = dict.fromkeys(types)  # what is real, the lengths say
         if encoder_hidden_states is not None:
-            encoder_attention_mask = create_bidirectional_mask(
-                config=self.config,
-                inputs_embeds=hidden_states,
-                attention_mask=encoder_attention_mask,
-                encoder_hidden_states=encoder_hidden_states,
-                and_mask_function=same_document(packed, encoder_documents),
+            same = same_document(packed, encoder_documents)
+            encoder_attention_mask = mask_of_source(
+                self.config, hidden_states, encoder_attention_mask, encoder_hidden_states, same
             )
         lengths = None
         if self.positions.turning:

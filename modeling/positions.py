@@ -153,7 +153,8 @@ class RelativePositions(PositionEmbedding):
 
     def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
         buckets = self.buckets(key_positions[:, None, :] - query_positions[:, :, None])  # [batch, queries, keys]
-        return self.relative_attention_bias(buckets).permute(0, 3, 1, 2)
+        # Once, where each layer would do it.
+        return self.relative_attention_bias(buckets).permute(0, 3, 1, 2).contiguous()
 
     def buckets(self, relative: torch.Tensor) -> torch.Tensor:
         """Bucket of each relative position (key minus query): exact when near, logarithmic when far."""

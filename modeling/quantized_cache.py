@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from transformers.cache_utils import BaseQuantizedLayer, Cache
+from transformers.cache_utils import BaseQuantizedLayer, DynamicCache
 
 from .growing_cache import GrowingCache, GrowingSlidingLayer, Room
 
@@ -85,8 +85,10 @@ class Int8Layer(BaseQuantizedLayer):
         self.rooms = Room(), Room(), Room(), Room()
 
 
-class Int8Cache(Cache):
+class Int8Cache(DynamicCache):
     """The cache whose layers keep all tokens in 8 bits; those that keep a window keep it as it is.
+
+    A dynamic one: the library asks for that before it selects or cuts what belongs to a decoder with an encoder.
 
     Args:
         config: an `AnyformerConfig`.
@@ -94,7 +96,8 @@ class Int8Cache(Cache):
 
     def __init__(self, config: Any) -> None:
         own = GrowingCache(config).layers
-        super().__init__(layers=[layer if isinstance(layer, GrowingSlidingLayer) else Int8Layer() for layer in own])
+        super().__init__(config=config)
+        self.layers = [layer if isinstance(layer, GrowingSlidingLayer) else Int8Layer() for layer in own]
 
     def __repr__(self) -> str:
         from .cache_sizes import measured_size

@@ -207,6 +207,10 @@ def _state_mask(generator: Any, text: torch.Tensor) -> None:
         generator.assistant_kwargs["attention_mask"] = torch.ones_like(text)
 
 
+# Names of attention functions begin so that return no weights, among which the library looks for those of a draft.
+_WITHOUT_WEIGHTS = ("sdpa", "flex", "flash")
+
+
 def _problems(config: AnyformerConfig, text: torch.Tensor, generation_config: Any, kwargs: Any) -> Iterator[str]:
     """Where a text with drafts would differ from one without, or nothing could be drafted.
 
@@ -224,6 +228,12 @@ def _problems(config: AnyformerConfig, text: torch.Tensor, generation_config: An
         yield "assistant_ensemble_weight changes the distribution"
     if generation_config.assistant_early_exit is not None:
         yield "assistant_early_exit asks for a model that was trained to end early; use a draft model"
+    wanted = generation_config.return_dict_in_generate and generation_config.output_attentions
+    if wanted and not config.is_encoder_decoder and str(config._attn_implementation).startswith(_WITHOUT_WEIGHTS):
+        yield (
+            f"attn_implementation={config._attn_implementation!r} gives no attention weights, which "
+            "output_attentions=True asks for: use attn_implementation='eager', or leave it out"
+        )
     assistant = kwargs.get("assistant_model")
     if assistant is not None and kwargs.get("inputs_embeds") is not None:
         yield "what drafts reads tokens, not inputs_embeds: pass input_ids"

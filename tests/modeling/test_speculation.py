@@ -223,6 +223,7 @@ def test_an_encoder_decoder_takes_the_kinds_of_the_library(tiny, kind):
     source = torch.randint(3, VOCABULARY, (1, 7), generator=torch.Generator().manual_seed(1))
     assert torch.equal(greedy(base, source, **draft), greedy(base, source))
     assert base.speculation.drafted
+    assert torch.equal(greedy(base, source, cache_implementation="static", **draft), greedy(base, source))
 
 
 def test_processors_see_the_text_with_the_draft(case):
@@ -374,3 +375,28 @@ def test_a_stock_model_drafts_for_an_imported_one(case):
     wanted = greedy(base, prompt, eos_token_id=None)
     assert torch.equal(greedy(base, prompt, assistant_model=stock, eos_token_id=None), wanted)
     assert base.speculation.acceptance_rate == 1
+
+
+def test_attention_weights_of_functions_that_give_none_are_refused(case):
+    wanted = {"output_attentions": True, "return_dict_in_generate": True}
+    message = "attn_implementation='{}' gives no attention weights.*use attn_implementation='eager'"
+    given = case()
+    for kind in KINDS:
+        drafts = drafts_of(kind, given.base)
+        refused(given.base, given.prompt, message.format("sdpa"), **wanted, **drafts)
+        # Without the dictionary nobody would see them.
+        assert torch.equal(greedy(given.base, given.prompt, output_attentions=True, **drafts), given.text)
+    given.base.set_attn_implementation("flex_attention")
+    refused(given.base, given.prompt, message.format("flex_attention"), prompt_lookup_num_tokens=2, **wanted)
+
+
+def test_an_encoder_decoder_gives_the_attentions_that_it_gives_without_drafts(tiny):
+    base = tiny(head="seq2seq_lm", architecture="encoder-decoder", decoder_start_token_id=1, vocab_size=VOCABULARY)
+    base.generation_config.eos_token_id = None
+    wanted = {"output_attentions": True, "return_dict_in_generate": True}
+    source = torch.randint(3, VOCABULARY, (1, 7), generator=torch.Generator().manual_seed(1))
+    plain = greedy(base, source, **wanted)
+    drafted = greedy(base, source, prompt_lookup_num_tokens=3, **wanted)
+    assert torch.equal(drafted.sequences, plain.sequences)
+    for name in ("decoder_attentions", "cross_attentions"):
+        assert drafted[name] == plain[name] == ((),) * NEW  # sdpa gives none
