@@ -112,7 +112,7 @@ def _columns_are_faster(threads: int) -> bool:
 def _example(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
     """Weights [2048, 1024], more than most processors' caches hold, as a model's; one row and a few."""
     weights = torch.ones(8, 2048, 1024, dtype=dtype)
-    return list(weights), *(torch.ones(count, 1024, dtype=dtype) for count in (1, 16))
+    return list(weights), torch.ones(1, 1024, dtype=dtype), torch.ones(16, 1024, dtype=dtype)
 
 
 def _least(product: Callable[..., Any], states: torch.Tensor, weights: list[torch.Tensor]) -> float:

@@ -90,10 +90,8 @@ def _sums_are_faster(heads: int, group: int, head_dim: int, width: int, threads:
     with torch.inference_mode():
         query = torch.ones(1, heads, group, head_dim)
         key, value = (torch.ones(layers, 1, heads, MEASURED_KEYS, size) for size in (head_dim, width))
+        pairs = list(zip(key, value, strict=True))
         ours = functools.partial(by_sums, scale=1.0, steps=(MEASURED_KEYS, 1))
         theirs = functools.partial(nn.functional.scaled_dot_product_attention, scale=1.0)
-        least = [
-            least_seconds(lambda way=way: [way(query, k, v) for k, v in zip(key, value, strict=True)])
-            for way in (ours, theirs)
-        ]
-    return least[1] > least[0]
+        seconds = least_seconds(lambda: [ours(query, k, v) for k, v in pairs])
+        return least_seconds(lambda: [theirs(query, k, v) for k, v in pairs]) > seconds
