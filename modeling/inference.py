@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from .cpu_kernels import columns_are_faster, is_faster, linear, of_columns, sorted_copy, transposed_copy
+from .cpu_kernels import (
+    columns_are_faster,
+    is_faster,
+    linear,
+    of_columns,
+    sorted_copy,
+    sorting_is_faster,
+    transposed_copy,
+)
 from .plain import is_plain
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -50,7 +58,7 @@ def _inferred(layer: Any, states: torch.Tensor) -> torch.Tensor:
 
 
 class Sorted:
-    """A copy of weights in the order in which oneDNN reads it: in 16 bits."""
+    """A copy of weights in the order in which oneDNN reads it."""
 
     most_rows = FEW_ROWS
 
@@ -74,11 +82,11 @@ class Columns:
         return (output if bias is None else output + bias).view(*states.shape[:-1], -1)
 
 
-def kind_of_copy(dtype: torch.dtype) -> type[Sorted] | type[Columns] | None:
-    """The copies that weights of this type are read faster from; None: there are none."""
-    if dtype is torch.float32:
-        return Columns if columns_are_faster() else None
-    return Sorted if is_faster(dtype) else None
+def kind_of_copy(dtype: torch.dtype, rows: int) -> type[Sorted] | type[Columns] | None:
+    """The copies that weights of this type are read faster from for so many rows; None: there are none."""
+    if dtype is torch.float32 and rows == 1 and columns_are_faster():
+        return Columns
+    return Sorted if sorting_is_faster(dtype) else None
 
 
 class Product:
@@ -93,21 +101,22 @@ class Product:
         self.weights, self.biases = [x.weight for x in layers], [x.bias for x in layers]
         self.sizes = [x.out_features for x in layers]
         self.room, self.asked = room, 0
-        dtype, large = self.weights[0].dtype, min(w.numel() for w in self.weights) >= SMALLEST
-        self.kind = kind_of_copy(dtype) if large else None
-        by_onednn = large and dtype is torch.float32 and is_faster(dtype)
+        self.dtype, large = self.weights[0].dtype, min(w.numel() for w in self.weights) >= SMALLEST
+        by_onednn = large and self.dtype is torch.float32 and is_faster(self.dtype)
         self.without_copy = linear if by_onednn else nn.functional.linear
+        self.may_copy = large
         self.copy: Sorted | Columns | None = None
         self.bias: torch.Tensor | None = None
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """[..., inputs] -> [..., the outputs of all layers]."""
-        if self.copy is not None and states.shape[:-1].numel() <= self.copy.most_rows:
+        rows = states.shape[:-1].numel()
+        if self.copy is not None and rows <= self.copy.most_rows:
             return self.copy(states, self.bias)
-        if self.kind is not None:
+        if self.may_copy:
             self.asked += 1
             if self.asked > STEPS_BEFORE_COPIES:
-                self._copy()
+                self._copy(rows)
         parts = [self.without_copy(states, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -115,8 +124,9 @@ class Product:
         """The parts of the layers, [..., outputs] each."""
         return (output,) if len(self.sizes) == 1 else output.split(self.sizes, dim=-1)
 
-    def _copy(self) -> None:
-        kind, self.kind = self.kind, None
+    def _copy(self, rows: int) -> None:
+        """Copy what reads so many rows faster: that many are likely to come again."""
+        self.may_copy, kind = False, kind_of_copy(self.dtype, rows)
         if kind is None or not self.room(sum(w.nbytes for w in self.weights)):
             return
         if any(bias is not None for bias in self.biases):

@@ -257,13 +257,15 @@ def test_a_compiled_static_cache(tiny):
     assert torch.equal(got.sequences, expected)
 
 
+@pytest.mark.parametrize("rows", ["one row", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_copies_of_weights_change_nothing_and_end_with_the_text(tiny, monkeypatch, dtype):
+def test_copies_of_weights_change_nothing_and_end_with_the_text(tiny, monkeypatch, dtype, rows):
     """Two texts on weights that were changed in between, in the way that no counter of versions sees."""
     for name, value in (("SMALLEST", 1), ("STEPS_BEFORE_COPIES", 2)):
         monkeypatch.setattr(inference, name, value)
     monkeypatch.setattr(inference, "is_faster", lambda dtype: cpu_kernels.HAS_ONEDNN)
     monkeypatch.setattr(inference, "columns_are_faster", lambda: cpu_kernels.HAS_ONEDNN)
+    monkeypatch.setattr(inference, "sorting_is_faster", lambda dtype: cpu_kernels.HAS_ONEDNN)
     made = []
     for name in ("sorted_copy", "transposed_copy"):
         real = getattr(inference, name)
@@ -272,16 +274,17 @@ def test_copies_of_weights_change_nothing_and_end_with_the_text(tiny, monkeypatc
     for scale in (1.0, -1.5):
         for parameter in model.parameters():
             parameter.data.mul_(scale)
-        given = prompt(model, "padded") | {"output_logits": True}
+        given = prompt(model, rows) | {"output_logits": True}
         got = model.generate(**given)
         with monkeypatch.context() as patch:
-            patch.setattr(inference, "kind_of_copy", lambda dtype: None)
+            patch.setattr(inference, "kind_of_copy", lambda dtype, rows: None)
             patch.setattr(inference, "is_faster", lambda dtype: False)
             expected = model.generate(**given)
         for ours, theirs in zip(got.logits, expected.logits, strict=True):
             atol = 1e-5 * theirs.abs().max().clamp(min=1).item() if dtype is torch.float32 else 0.0
             torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
-    kind = cpu_kernels.transposed_copy if dtype is torch.float32 else cpu_kernels.sorted_copy
+    single = dtype is torch.float32 and rows == "one row"
+    kind = cpu_kernels.transposed_copy if single else cpu_kernels.sorted_copy
     assert set(made) == ({kind} if cpu_kernels.HAS_ONEDNN else set())
     assert not inference.GENERATION.texts
 

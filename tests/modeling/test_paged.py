@@ -232,7 +232,7 @@ def test_the_cache_on_a_cpu_holds_what_the_requests_need(tiny):
 
 def test_weights_that_change_in_a_pause_are_those_that_are_multiplied_after(tiny, monkeypatch):
     """Sorted copies of 16-bit weights, made at once here, do not outlive the pause."""
-    monkeypatch.setattr(inference, "is_faster", lambda _: cpu_kernels.HAS_ONEDNN)
+    monkeypatch.setattr(inference, "sorting_is_faster", lambda _: cpu_kernels.HAS_ONEDNN)
     monkeypatch.setattr(inference, "SMALLEST", 1)
     monkeypatch.setattr(inference, "STEPS_BEFORE_COPIES", 0)
     model, (prompt,) = tiny().to(torch.bfloat16), random_prompts(8)
