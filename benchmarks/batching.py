@@ -5,9 +5,9 @@
     OMP_NUM_THREADS=2 python benchmarks/batching.py --sides continuous static-16 library
 
 Prompts of 8 to 256 tokens of Python's own docstrings, answers of 8 to 128 tokens, all there at the start. A static
-batch is padded on the left and goes on to its longest answer; only the tokens that were asked for count. The sides take
-turns; the first round warms up and is not counted. `library` is continuous batching with the library's own layout of a
-pass, a row in which masks keep the requests apart.
+batch is padded on the left and goes on to its longest answer; only the tokens that were asked for count. Continuous
+batching is started before, as a server's is. The sides take turns; the first round warms up and is not counted.
+`library` is continuous batching with the library's own layout of a pass, a row in which masks keep the requests apart.
 
 Answers are greedy. In fp32 each must be that of `generate` for the request alone; in 16 bits sums in another order
 change the last bit of logits, so that ties break otherwise: how many answers differ is printed, and how far apart the
@@ -16,6 +16,7 @@ two best logits were where they part.
 
 import argparse
 import contextlib
+import copy
 import random
 import statistics
 import time
@@ -101,20 +102,16 @@ def static(model: Any, requests: list[Request], size: int) -> list[list[int]]:
     return answers
 
 
-def continuous(model: Any, requests: list[Request]) -> list[list[int]]:
+def continuous(manager: Any, requests: list[Request]) -> list[list[int]]:
     """What `generate_batch` does, with a length for each answer."""
-    settings = GenerationConfig(do_sample=False, eos_token_id=ENDLESS, pad_token_id=0, max_new_tokens=1)
-    longest = max(len(r.prompt) for r in requests), max(r.new for r in requests)
-    hints = WorkloadHints(*longest, num_requests=len(requests))
-    with model.continuous_batching_context_manager(settings, workload_hints=hints) as manager:
-        names = [manager.add_request(r.prompt, max_new_tokens=r.new) for r in requests]
-        done: dict[str, list[int]] = {}
-        while len(done) < len(names):
-            output = manager.get_result(timeout=1)
-            if output is not None:
-                assert output.error is None, output.error
-                done[output.request_id] = output.generated_tokens
-            assert manager.is_running(), "continuous batching has stopped"
+    names = [manager.add_request(r.prompt, max_new_tokens=r.new) for r in requests]
+    done: dict[str, list[int]] = {}
+    while len(done) < len(names):
+        output = manager.get_result(timeout=1)
+        if output is not None:
+            assert output.error is None, output.error
+            done[output.request_id] = output.generated_tokens
+        assert manager.is_running(), "continuous batching has stopped"
     return [done[name] for name in names]
 
 
@@ -128,16 +125,21 @@ def library_layout() -> Iterator[None]:
         yield
 
 
-def in_library_layout(model: Any, requests: list[Request]) -> list[list[int]]:
-    with library_layout():
-        return continuous(model, requests)
-
-
-def side_of(name: str, model: Any) -> Side:
+def side_of(name: str, model: Any, requests: list[Request], stack: contextlib.ExitStack) -> Side:
     if name.startswith("static-"):
         return Side(name, lambda requests: static(model, requests, int(name.removeprefix("static-"))))
-    way = {"continuous": continuous, "library": in_library_layout}[name]
-    return Side(name, lambda requests: way(model, requests))
+    # As in a server, the manager stays; it sets its model's attention, so that has to be another.
+    settings = GenerationConfig(do_sample=False, eos_token_id=ENDLESS, pad_token_id=0, max_new_tokens=1)
+    longest = max(len(r.prompt) for r in requests), max(r.new for r in requests)
+    hints = WorkloadHints(*longest, num_requests=len(requests))
+    served = copy.deepcopy(model)
+    manager = stack.enter_context(served.continuous_batching_context_manager(settings, workload_hints=hints))
+
+    def run(requests: list[Request]) -> list[list[int]]:
+        with library_layout() if name == "library" else contextlib.nullcontext():
+            return continuous(manager, requests)
+
+    return Side(name, run)
 
 
 @torch.inference_mode()
@@ -175,10 +177,11 @@ def main() -> None:
     model = from_hf(path, dtype=DTYPES[options.dtype]).eval()
     tokenizer = read_tokenizer(path) if path.endswith(".gguf") else AutoTokenizer.from_pretrained(path)
     requests = requests_of(tokenizer, options)
-    sides = [side_of(name, model) for name in options.sides]
-    for _ in range(options.rounds + 1):
-        for side in sides:
-            side.run(requests)
+    with contextlib.ExitStack() as stack:
+        sides = [side_of(name, model, requests, stack) for name in options.sides]
+        for _ in range(options.rounds + 1):
+            for side in sides:
+                side.run(requests)
     compare(sides, one_by_one(model, requests), model, requests, exact=options.dtype == "fp32")
     prompts, new = sum(len(r.prompt) for r in requests), sum(r.new for r in requests)
     print(

@@ -19,6 +19,9 @@ _sdpa = nn.functional.scaled_dot_product_attention
 # Of the cache's rows this one is never written: keys of padding are read from it.
 UNUSED_ROW = 0
 
+# Keys of a text up to which the requests of a pass attend in one call.
+SHORT = 1024
+
 # Where shapes may follow values: elsewhere each look at one waits for the device, and no graph can be captured.
 SEPARATING = ("cpu",)
 
@@ -60,11 +63,13 @@ class RequestBatch:
 
     @staticmethod
     def _places(kind: str, rows: torch.Tensor, ends: torch.Tensor) -> list[Any] | None:
-        """Where each request's keys lie: a slice where they follow one another, on one page, else their rows; None for
-        windows, whose pages are written after they are read."""
-        if kind != "full_attention":
-            return None
+        """Where each request's keys lie: a slice where they follow one another, on one page, else their rows; None
+        where the keys of all are gathered: of windows, whose pages are written after they are read, and of short texts
+        of like lengths, for which calls cost more than copies."""
         spans = list(pairwise(ends.tolist()))
+        longest, together = max(b - a for a, b in spans), spans[-1][1]
+        if kind != "full_attention" or (longest <= SHORT and longest * len(spans) <= 2 * together):
+            return None
         first, last = (rows[ends[a:b].long() - c].tolist() for a, b, c in ((0, -1, 0), (1, None, 1)))
         return [
             slice(f, g + 1) if g - f == b - a - 1 else rows[a:b]
