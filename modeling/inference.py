@@ -25,7 +25,8 @@ from .plain import is_plain
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 FEW_ROWS = 64
-# Single steps of a text after which copies of weights are made: they cost what they save in about as many.
+# Single steps of a text after which copies of weights are made: they cost what they save in about as many. Behind a
+# long prompt they are made at once, as its time is many times theirs.
 STEPS_BEFORE_COPIES = 12
 SMALLEST = 1 << 16  # values of a weight: below it the call itself is what takes time
 
@@ -43,10 +44,11 @@ def inference_products(layers: Sequence[nn.Module], states: torch.Tensor) -> Seq
     """What each layer makes of states [..., inputs]: [..., outputs]; None where torch's own way is to be taken."""
     if not serves(states) or not is_faster(states.dtype):
         return None
-    if GENERATION.texts and states.shape[:-1].numel() <= FEW_ROWS:
-        product = GENERATION.product(layers)
-        if product is not None:
+    rows = states.shape[:-1].numel()
+    if GENERATION.texts and (product := GENERATION.product(layers)) is not None:
+        if rows <= FEW_ROWS:
             return product.split(product(states))
+        product.asked += rows // FEW_ROWS
     # As they are, weights in 16 bits are not read faster.
     return [_inferred(layer, states) for layer in layers] if states.dtype is torch.float32 else None
 

@@ -136,9 +136,11 @@ UNEVEN |= {name: SERVED[name] for name in ("alibi in a window", "relative", "exp
 GREEDY = GenerationConfig(eos_token_id=-1, pad_token_id=0, do_sample=False, max_new_tokens=20)
 
 
+@pytest.mark.parametrize("short", [0, 1024], ids=["each", "together"])
 @pytest.mark.parametrize("fields", UNEVEN.values(), ids=UNEVEN)
-def test_uneven_requests_that_come_one_after_another(tiny, fields, layouts):
+def test_uneven_requests_that_come_one_after_another(tiny, fields, layouts, monkeypatch, short):
     """Prompts of several pages and passes, answers of all lengths, more of them than the cache holds at once."""
+    monkeypatch.setattr(paged_attention, "SHORT", short)
     model = tiny(**fields)
     prompts, new = random_prompts(30, 1, 17, 9, 2, 40), [3, 20, 11, 1, 14, 7]
     expected = greedy(model, prompts, new)
