@@ -115,10 +115,9 @@ class Product:
         rows = states.shape[:-1].numel()
         if self.copy is not None and rows <= self.copy.most_rows:
             return self.copy(states, self.bias)
-        if self.may_copy:
-            self.asked += 1
-            if self.asked > STEPS_BEFORE_COPIES:
-                self._copy(rows)
+        self.asked += 1
+        if self.may_copy and self.asked > STEPS_BEFORE_COPIES:
+            self._copy(rows)
         parts = [self.without_copy(states, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -128,9 +127,11 @@ class Product:
 
     def _copy(self, rows: int) -> None:
         """Copy what reads so many rows faster: that many are likely to come again."""
-        self.may_copy, kind = False, kind_of_copy(self.dtype, rows)
+        kind = kind_of_copy(self.dtype, rows)
         if kind is None or not self.room(sum(w.nbytes for w in self.weights)):
+            self.may_copy = False
             return
+        self.asked, self.copy = 0, None  # which served one row, while drafts bring several
         if any(bias is not None for bias in self.biases):
             pairs = zip(self.weights, self.biases, strict=True)
             self.bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in pairs])

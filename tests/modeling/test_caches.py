@@ -289,6 +289,30 @@ def test_copies_of_weights_change_nothing_and_end_with_the_text(tiny, monkeypatc
     assert not inference.GENERATION.texts
 
 
+@pytest.mark.skipif(not cpu_kernels.HAS_ONEDNN, reason="torch was built without oneDNN")
+@torch.no_grad()
+def test_a_copy_for_one_row_gives_way_to_one_for_several(monkeypatch):
+    """As where drafts come later in a text; and nothing is copied where there is no room."""
+    monkeypatch.setattr(inference, "STEPS_BEFORE_COPIES", 2)
+    monkeypatch.setattr(inference, "columns_are_faster", lambda: True)
+    monkeypatch.setattr(inference, "sorting_is_faster", lambda dtype: True)
+    layer = torch.nn.Linear(512, 256)
+    asked: list[int] = []
+    product = inference.Product([layer], lambda size: not asked.append(size))
+    kinds = []
+    for rows in (1, 1, 1, 1, 4, 1, 4, 4, 4, 1):
+        states = torch.randn(rows, 512, generator=torch.Generator().manual_seed(rows))
+        torch.testing.assert_close(product(states), layer(states), rtol=0, atol=1e-5)
+        kinds.append(type(product.copy).__name__)
+    none, columns, in_order = ["NoneType"] * 2, ["Columns"] * 5, ["Sorted"] * 3
+    assert kinds == [*none, *columns, *in_order]
+    assert asked == [layer.weight.nbytes] * 2
+    full = inference.Product([layer], lambda size: False)
+    for _ in range(5):
+        full(states)
+    assert full.copy is None
+
+
 def test_a_step_is_flat_where_it_may_be_and_only_there(tiny):
     """Hooks, adapters and blocks of one's own are seen by every step."""
     flat = []
