@@ -51,36 +51,25 @@ def transposed_copy(*weights: torch.Tensor) -> torch.Tensor:
     return copy
 
 
-def weighted_sums(
-    rows: torch.Tensor, numbers: torch.Tensor, starts: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
-    """For each start the sum of rows, in fp32, up to the next: [starts, width].
-
-    Args:
-        rows: [rows, width], contiguous.
-        numbers: which rows, int32 [terms]; weights: of them, [terms]; starts: of the sums among them, int32 [starts].
-    """
-    return torch.embedding_bag(rows, numbers, starts, False, 0, False, weights, False)[0]
+def of_columns(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """One row, in fp32, times a weight's transposed copy [inputs, outputs]: [outputs]."""
+    numbers, starts = _parts(len(columns), torch.get_num_threads())
+    parts = torch.embedding_bag(columns, numbers, starts, False, 0, False, states.reshape(-1), False)[0]
+    return parts.sum(0) if len(parts) > 1 else parts[0]
 
 
 @functools.lru_cache(maxsize=64)
 def _parts(terms: int, threads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers and starts for a sum of so many terms in at least as many parts as there are threads."""
+    """Numbers of so many columns, and where their sums start: at least as many as there are threads."""
     size = min(TERMS, -(-terms // threads))
-    return torch.arange(terms, dtype=torch.int32), torch.arange(0, terms, size, dtype=torch.int32)
-
-
-def of_columns(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """One row, in fp32, times a weight's transposed copy [inputs, outputs]: [outputs]."""
-    numbers, starts = _parts(len(columns), torch.get_num_threads())
-    parts = weighted_sums(columns, numbers, starts, states.reshape(-1))
-    return parts.sum(0) if len(parts) > 1 else parts[0]
+    kind: dict[str, Any] = {"dtype": torch.int32, "device": "cpu"}  # also where another device is the default
+    return torch.arange(terms, **kind), torch.arange(0, terms, size, **kind)
 
 
 def is_faster(dtype: torch.dtype) -> bool:
     """Whether oneDNN is faster for inference with weights of this type: as they are in fp32, sorted in 16 bits.
 
-    Measured once a process and number of threads, in less than a tenth of a second.
+    Measured once a process and number of threads, in tenths of a second.
     """
     enabled = HAS_ONEDNN and bool(torch.backends.mkldnn.enabled)
     return enabled and _is_faster(dtype, torch.get_num_threads())
@@ -126,8 +115,8 @@ def _columns_are_faster(threads: int) -> bool:
 
 def _example(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
     """Weights [2048, 1024], more than most processors' caches hold, as a model's; one row and a few."""
-    weights = torch.ones(8, 2048, 1024, dtype=dtype)
-    return list(weights), torch.ones(1, 1024, dtype=dtype), torch.ones(16, 1024, dtype=dtype)
+    kind: dict[str, Any] = {"dtype": dtype, "device": "cpu"}
+    return list(torch.ones(8, 2048, 1024, **kind)), torch.ones(1, 1024, **kind), torch.ones(16, 1024, **kind)
 
 
 def _least(product: Callable[..., Any], states: torch.Tensor, weights: list[torch.Tensor]) -> float:

@@ -19,7 +19,6 @@ from .inference import FEW_ROWS, GENERATION, Product, serves
 from .layers import PreNormLayer
 from .mlp import ClampedMLP, DenseMLP, GatedMLP
 from .norms import NORMS_OF_THIS_PACKAGE
-from .one_query import attend_one
 from .paged_attention import RequestBatch, RequestLayer
 from .positions import Rotation, apply_rotary
 
@@ -77,7 +76,7 @@ class FlatLayer:
             return self.out(output.flatten(2))
         # The heads of a group are the queries of one head: see `grouped_sdpa`.
         query = query.reshape(batch, shared, -1, self.head_dim)
-        output = attend_one(query, key, value, mask, self.scale)
+        output = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.scale)
         return self.out(output.reshape(batch, 1, -1))
 
     def feed(self, states: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from .one_query import attend_one
-
 # What the library's function reads of an attention module whose groups are dealt with.
 _UNGROUPED: Any = SimpleNamespace(num_key_value_groups=1)
 
@@ -45,9 +43,6 @@ def grouped_sdpa(
     shared, groups = key.shape[1], heads // key.shape[1]
     if length == 1:  # the heads of a group are the queries of one head
         query = query.reshape(batch, shared, groups, -1)
-        if position_bias is None and not kwargs.get("dropout"):
-            output = attend_one(query, key, value, attention_mask, kwargs.get("scaling"))
-            return output.reshape(batch, 1, heads, -1), None
         if position_bias is not None:
             position_bias = position_bias.reshape(-1, shared, groups, position_bias.shape[-1])
         output, _ = sdpa_attention_forward(

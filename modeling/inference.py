@@ -127,11 +127,13 @@ class Product:
 
     def _copy(self, rows: int) -> None:
         """Copy what reads so many rows faster: that many are likely to come again."""
-        kind = kind_of_copy(self.dtype, rows)
-        if kind is None or not self.room(sum(w.nbytes for w in self.weights)):
+        self.asked, kind = 0, kind_of_copy(self.dtype, rows)
+        if kind is None:  # for other numbers of rows there may be one
+            return
+        if not self.room(sum(w.nbytes for w in self.weights)):
             self.may_copy = False
             return
-        self.asked, self.copy = 0, None  # which served one row, while drafts bring several
+        self.copy = None  # which served one row, while drafts bring several
         if any(bias is not None for bias in self.biases):
             pairs = zip(self.weights, self.biases, strict=True)
             self.bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in pairs])

@@ -130,7 +130,10 @@ def mask_of_source(
     one = inputs_embeds.shape[1] == 1 and same is None and not is_tracing(inputs_embeds)
     if one and _is_plain(config, attention_mask) and attention_mask.shape[1] == encoder_hidden_states.shape[1]:
         mask = attention_mask.bool()
-        return None if mask.device.type == "cpu" and mask.all() else _row(mask, inputs_embeds)
+        if mask.device.type == "cpu" and mask.all():
+            return None
+        if mask.any(-1).all():  # of a source that is all padding nothing is to be seen, which numbers do not say
+            return _row(mask, inputs_embeds)
     return create_bidirectional_mask(
         config=config,
         inputs_embeds=inputs_embeds,

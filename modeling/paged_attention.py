@@ -12,8 +12,6 @@ import torch
 from torch import nn
 from transformers.utils.import_utils import is_tracing
 
-from .one_query import attend_one
-
 _sdpa = nn.functional.scaled_dot_product_attention
 
 # Of the cache's rows this one is never written: keys of padding are read from it.
@@ -141,7 +139,7 @@ class RequestLayer:
         for request, place in enumerate(places):
             key, value = (rows[place] if isinstance(place, slice) else rows.index_select(0, place) for rows in kept)
             key, value = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
-            outputs.append(attend_one(query[request : request + 1], key, value, None, scale))
+            outputs.append(_sdpa(query[request : request + 1], key, value, scale=scale))
         return torch.cat(outputs)
 
 

@@ -96,8 +96,11 @@ class _Seeded:
     def generate(self, **kwargs: Any) -> Any:
         import torch
 
-        torch.manual_seed(self.seed)
-        return self.model.generate(**kwargs)
+        device = self.model.device
+        # What others draw does not start from this seed.
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(self.seed)
+            return self.model.generate(**kwargs)
 
 
 class _OneByOne(GenerateManager):

@@ -148,7 +148,9 @@ def _refuse_bad_requests(app: Any, limits: Limits) -> None:
         path = request.url.path
         if request.method == "POST" and path in REQUESTS:
             try:
-                _require_size(int(request.headers.get("content-length", 0)))
+                if "content-length" not in request.headers:  # of pieces nobody knows how many come
+                    raise BadRequest("the request does not say its length: send a Content-Length")
+                _require_size(int(request.headers["content-length"]))
                 body = await request.body()
                 _require_size(len(body))
                 await asyncio.to_thread(check, path, body, limits)

@@ -167,7 +167,8 @@ def test_a_mask_of_one_query_behind_padding_is_made_once_for_all_layers(build, k
         made.append([name for name in seen if name not in added])
         assert len(seen) > len(made[-1])
     assert made[0] == made[1]
-    assert len(made[0]) <= (15 if "window" in kind and kind != "two, window" else 10)
+    # Of a source it is asked too whether there is something to be seen.
+    assert len(made[0]) <= (15 if "window" in kind and kind != "two, window" else 12 if "two" in kind else 10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -126,3 +126,15 @@ def test_beams_reorder_both_parts(tiny, attention, cache):
         )
     else:
         assert torch.equal(got.sequences, right.sequences)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@torch.no_grad()
+def test_of_a_source_that_is_all_padding_nothing_is_seen_with_a_cache_too(tiny, backend):
+    model = tiny(**BOTH, attn_implementation=backend)
+    texts, tokens, mask = ids(2, 7, seed=5), ids(2, 5, seed=6), torch.ones(2, 7, dtype=torch.long)
+    mask[0] = 0
+    source = model.get_encoder()(texts, attention_mask=mask).last_hidden_state
+    right = model(encoder_outputs=(source,), attention_mask=mask, decoder_input_ids=tokens).logits
+    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache())
+    torch.testing.assert_close(read(model, source, mask, tokens, cache, 1), right, rtol=0, atol=1e-5)

@@ -1,5 +1,6 @@
 """What stands in a request to `anyformer serve` is honoured or refused, over HTTP."""
 
+import http.client
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -177,6 +178,23 @@ def test_a_temperature_asks_to_draw(alone, learned):
     greedy = learned.answer(COUNT, 50)
     assert ask(alone, max_tokens=50, temperature=0, top_p=0.9) == (200, greedy)
     assert ask(alone, max_tokens=50, **settings(do_sample=False, temperature=0.7)) == (200, greedy)
+
+
+def test_what_is_drawn_after_a_seed_does_not_start_from_it(alone):
+    drawn = {}
+    for _ in range(4):
+        seeded = ask(alone, max_tokens=50, seed=3, temperature=2)
+        drawn[ask(alone, max_tokens=50, temperature=2)] = seeded
+    assert len(drawn) > 1 and len(set(drawn.values())) == 1
+    assert all(status == 200 for status, _ in drawn)
+
+
+def test_a_body_of_unknown_length_is_not_read(alone):
+    host = alone.url.removeprefix("http://")
+    connection = http.client.HTTPConnection(host, timeout=60)
+    connection.request("POST", "/v1/chat/completions", iter([b"{}"]), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    assert answer.status == 400 and "Content-Length" in answer.read().decode()
 
 
 def test_a_bias_holds_at_both_endpoints(alone, learned):
