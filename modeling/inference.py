@@ -47,7 +47,7 @@ def inference_products(layers: Sequence[nn.Module], states: torch.Tensor) -> Seq
     rows = states.shape[:-1].numel()
     if GENERATION.texts and (product := GENERATION.product(layers)) is not None:
         if rows <= FEW_ROWS:
-            return product.split(product(states))
+            return product.each(states)
         product.asked += rows // FEW_ROWS
     # As they are, weights in 16 bits are not read faster.
     return [_inferred(layer, states) for layer in layers] if states.dtype is torch.float32 else None
@@ -112,18 +112,24 @@ class Product:
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """[..., inputs] -> [..., the outputs of all layers]."""
-        rows = states.shape[:-1].numel()
-        if self.copy is not None and rows <= self.copy.most_rows:
+        if self.copy is not None and states.shape[:-1].numel() <= self.copy.most_rows:
             return self.copy(states, self.bias)
-        self.asked += 1
-        if self.may_copy and self.asked > STEPS_BEFORE_COPIES:
-            self._copy(rows)
-        parts = [self.without_copy(states, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
+        parts = self._of_layers(states)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
-    def split(self, output: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The parts of the layers, [..., outputs] each."""
-        return (output,) if len(self.sizes) == 1 else output.split(self.sizes, dim=-1)
+    def each(self, states: torch.Tensor) -> Sequence[torch.Tensor]:
+        """[..., inputs] -> [..., outputs] of each layer."""
+        if self.copy is not None and states.shape[:-1].numel() <= self.copy.most_rows:
+            output = self.copy(states, self.bias)
+            return (output,) if len(self.sizes) == 1 else output.split(self.sizes, dim=-1)
+        return self._of_layers(states)
+
+    def _of_layers(self, states: torch.Tensor) -> list[torch.Tensor]:
+        """Without a copy, which is made when it has been missed often enough."""
+        self.asked += 1
+        if self.may_copy and self.asked > STEPS_BEFORE_COPIES:
+            self._copy(states.shape[:-1].numel())
+        return [self.without_copy(states, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
 
     def _copy(self, rows: int) -> None:
         """Copy what reads so many rows faster: that many are likely to come again."""
