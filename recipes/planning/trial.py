@@ -1,0 +1,298 @@
+"""A training step on tensors without storage, and what it would hold at each moment.
+
+Only the storages of tensors are counted: what a kernel needs while it works, and what an allocator rounds up or cannot
+join, is not.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...modeling import linear
+from ...modeling import plain as plain_layers
+from .fake_model import FakeModel, build, plain
+from .optimizers import make_optimizer
+from .setting import Setting
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Segment:
+    """What happens to memory between two moments.
+
+    Attributes:
+        delta: bytes that are held more at its end than at its start.
+        peak: the most that is held more within it.
+    """
+
+    delta: int = 0
+    peak: int = 0
+
+
+@dataclass
+class Trial:
+    """The segments of a step, for the layers that were tried.
+
+    Attributes:
+        fake: the model.
+        before: from the start to the first layer; forward: of each layer, by (stack, slot), with what stands behind
+            it; loss: from the last layer through the head and back to the last layer; backward: as forward.
+        update: the optimiser's.
+        state: bytes of the optimiser's state by id of the parameter.
+    """
+
+    fake: FakeModel
+    before: Segment = field(default_factory=Segment)
+    forward: dict[tuple[int, int], Segment] = field(default_factory=dict)
+    loss: Segment = field(default_factory=Segment)
+    backward: dict[tuple[int, int], Segment] = field(default_factory=dict)
+    update: Segment = field(default_factory=Segment)
+    state: dict[int, int] = field(default_factory=dict)
+
+
+class Ledger(TorchDispatchMode):
+    """Counts the bytes of all storages that are alive, and answers what tensors without values cannot.
+
+    Args:
+        supervised: share of labels that are learned from.
+        padding: whether a mask has holes.
+    """
+
+    def __init__(self, supervised: float, padding: str) -> None:
+        super().__init__()
+        self.supervised, self.padding = supervised, padding
+        self.live = self.peak = 0
+        self._known: dict[int, int] = {}
+        self._all: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = self._answer(func, args)
+        if result is None:
+            result = func(*args, **(kwargs or {}))
+        if func is aten.all.default:
+            self._all.add(result.untyped_storage()._cdata)
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.hold(tensor)
+        return result
+
+    def _answer(self, func: Any, args: Any) -> Any:
+        if func is aten.nonzero.default:  # of labels
+            mask = args[0]
+            return mask.new_empty((round(mask.numel() * self.supervised), mask.dim()), dtype=torch.long)
+        if func is aten._local_scalar_dense.default:
+            value, = args
+            if getattr(value, "constant", None) is not None:
+                return value.constant.item()
+            if value.untyped_storage()._cdata in self._all:
+                return self.padding == "none"
+            return 1.0 if value.is_floating_point() else value.dtype != torch.bool or True
+        if func is aten._grouped_mm.default:  # whose check without storage takes 16 bits alone
+            left, right = args[0], args[1]
+            if left.dim() == 2 and right.dim() == 2:
+                return left.new_empty((args[2].shape[0], left.shape[0], right.shape[1]))
+            return left.new_empty((*left.shape[:-1], right.shape[-1]))
+        return None
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._known:
+            self._known[key] = size = storage.nbytes()
+            self.live += size
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(storage, self._release, key)
+
+    def _release(self, key: int) -> None:
+        self.live -= self._known.pop(key)
+        self._all.discard(key)
+
+    def taken(self, since: int) -> Segment:
+        """What happened since the ledger held `since` bytes and was last asked."""
+        segment = Segment(self.live - since, self.peak - since)
+        self.peak = self.live
+        return segment
+
+
+def _fused_on_gpu(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """The attention kernel that GPUs have for any mask and width of values; on a processor torch takes another."""
+    if enable_gqa:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[2])
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+@contextlib.contextmanager
+def _kernels(setting: Setting) -> Iterator[None]:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    before, attend = linear.SLOW_IN_16_BITS, nn.functional.scaled_dot_product_attention
+    plain_layers.PLAIN.add(FakeTensor)
+    linear.SLOW_IN_16_BITS = before and setting.kernels == "cpu"
+    try:
+        if setting.kernels == "gpu":
+            nn.functional.scaled_dot_product_attention = _fused_on_gpu  # a mode would not reach recomputed layers
+        yield
+    finally:
+        nn.functional.scaled_dot_product_attention = attend
+        linear.SLOW_IN_16_BITS = before
+        plain_layers.PLAIN.discard(FakeTensor)
+
+
+def try_step(setting: Setting, extra: int = 0) -> Trial:
+    """Go through one step of a setting.
+
+    Args:
+        extra: see `fake_model.build`.
+
+    Raises:
+        UserError: an adapter that the model cannot have, or an optimiser that is not known.
+    """
+    fake = build(setting, extra)
+    fake.model.train()
+    if setting.checkpointing == "layers":
+        fake.model.gradient_checkpointing_enable({"use_reentrant": False})
+        if setting.adapter.kind not in ("none", "freeze"):
+            fake.model.enable_input_require_grads()
+    ledger = Ledger(setting.supervised, setting.padding)
+    with fake.mode, _kernels(setting):
+        for tensor in (*fake.model.parameters(), *fake.model.buffers()):
+            ledger.hold(tensor)
+        with ledger:
+            if setting.accumulation > 1:  # of a second pass gradients are there already
+                _pass(Trial(fake), setting, ledger)
+            trial = Trial(fake)
+            _pass(trial, setting, ledger)
+            _update(trial, setting, ledger)
+    return trial
+
+
+class _Marks:
+    """Cuts a pass into segments, at each layer forward and backward."""
+
+    def __init__(self, trial: Trial, ledger: Ledger) -> None:
+        self.trial, self.ledger = trial, ledger
+        self.segment_of: Any = lambda segment: setattr(trial, "before", segment)
+        self.level = ledger.live
+        ledger.taken(self.level)
+
+    def next(self, into: Any) -> None:
+        """Close the segment; the next one is given to `into`."""
+        segment = self.ledger.taken(self.level)
+        self.level = self.ledger.live
+        self.segment_of(segment)
+        self.segment_of = into
+
+    def forward(self, key: tuple[int, int]) -> None:
+        self.next(lambda segment: self.trial.forward.__setitem__(key, segment))
+
+    def backward(self, key: tuple[int, int]) -> None:
+        self.next(lambda segment: self.trial.backward.__setitem__(key, segment))
+
+    def last(self) -> None:
+        self.next(lambda segment: setattr(self.trial, "loss", segment))
+
+
+def _pass(trial: Trial, setting: Setting, ledger: Ledger) -> None:
+    """Forward and backward."""
+    marks, stacks = _Marks(trial, ledger), trial.fake.stacks
+    plain_classes = []
+    for number, stack in enumerate(stacks):
+        for slot, layer in enumerate(stack.layers):
+            plain_classes.append((layer, type(layer)))
+            ends = number == len(stacks) - 1 and slot == len(stack.layers) - 1
+            layer.__class__ = _marked(type(layer), marks, (number, slot), ends)
+    try:
+        loss = _loss(trial.fake.model, setting)
+        loss.backward()
+        del loss
+        marks.next(lambda segment: None)
+    finally:
+        for layer, cls in plain_classes:
+            layer.__class__ = cls
+
+
+def _marked(cls: type, marks: _Marks, key: tuple[int, int], ends: bool) -> type:
+    """A layer's class that also tells of each call from outside, and of the gradient of what it gives."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        marks.forward(key)
+        output = cls.__call__(self, *args, **kwargs)
+        if output.requires_grad:
+            output.register_hook(lambda grad: marks.backward(key))
+        if ends:
+            marks.last()
+        return output
+
+    return type(cls.__name__, (cls,), {"__call__": call})
+
+
+def _loss(model: Any, setting: Setting) -> torch.Tensor:
+    """What a trainer's step computes on a batch: the loss, while the outputs exist no longer."""
+    device = torch.device("cpu")
+    rows = torch.ones(setting.batch, setting.length, dtype=torch.long)
+    arguments: dict[str, Any] = {"input_ids": rows, "attention_mask": torch.ones_like(rows), "labels": rows}
+    if setting.head == "seq2seq_lm":
+        source = torch.ones(setting.batch, setting.source or setting.length, dtype=torch.long)
+        arguments |= {"input_ids": source, "attention_mask": torch.ones_like(source)}
+    elif setting.head == "sequence_classification":
+        arguments["labels"] = torch.ones(setting.batch, dtype=torch.long)
+    elif setting.head == "pretraining":
+        arguments["next_sentence_label"] = torch.ones(setting.batch, dtype=torch.long)
+    elif setting.head == "base":
+        del arguments["labels"]
+    if setting.head in ("causal_lm", "masked_lm", "seq2seq_lm", "pretraining"):
+        arguments["num_items_in_batch"] = torch.ones((), dtype=torch.long)
+    if setting.head in ("causal_lm", "seq2seq_lm"):
+        arguments["use_cache"] = False
+    mixed = setting.mixed != "no"
+    dtype = getattr(torch, setting.mixed) if mixed else torch.bfloat16
+    with torch.autocast(device.type, dtype=dtype, enabled=mixed):
+        outputs = model(**arguments)
+    if setting.head == "base":
+        return outputs.last_hidden_state.float().sum()
+    if mixed:  # Accelerate hands out what the model gives in fp32
+        held = [value.float() for value in outputs.values() if _is_narrow(value)]
+        del held
+    return outputs["loss"].float()
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+
+
+def _update(trial: Trial, setting: Setting, ledger: Ledger) -> None:
+    """The optimiser's step: what it keeps for each parameter, and what it takes beside."""
+    model = trial.fake.model
+    optimizer = make_optimizer(setting.optimizer, model, on_gpu=setting.kernels == "gpu")
+    level = ledger.live
+    ledger.taken(level)
+    state = optimizer.first_step(model)
+    trial.state = state.bytes
+    segment = ledger.taken(level)
+    trial.update = Segment(0, max(segment.peak - segment.delta, 0) if optimizer.tried else state.beside)
+
+
+__all__ = ["Ledger", "Segment", "Trial", "plain", "try_step"]
