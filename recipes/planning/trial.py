@@ -145,20 +145,27 @@ def _fused_on_gpu(
 
 
 @contextlib.contextmanager
-def _kernels(setting: Setting) -> Iterator[None]:
+def _as_if_real(setting: Setting) -> Iterator[None]:
+    """Code takes the way of tensors that have values, on the device of the setting."""
     from torch._subclasses.fake_tensor import FakeTensor
+    from transformers.utils import import_utils
 
-    before, attend = linear.SLOW_IN_16_BITS, nn.functional.scaled_dot_product_attention
+    functions: Any = nn.functional
+    replaced = [(import_utils, "is_fake_tensor", lambda tensor: False)]  # which would mean that a graph is traced
+    if setting.kernels == "gpu":
+        replaced.append((linear, "SLOW_IN_16_BITS", False))
+        # A mode would not reach the layers that are computed again.
+        replaced.append((functions, "scaled_dot_product_attention", _fused_on_gpu))
+    kept = [(where, name, getattr(where, name)) for where, name, _ in replaced]
     plain_layers.PLAIN.add(FakeTensor)
-    linear.SLOW_IN_16_BITS = before and setting.kernels == "cpu"
+    for where, name, value in replaced:
+        setattr(where, name, value)
     try:
-        if setting.kernels == "gpu":
-            nn.functional.scaled_dot_product_attention = _fused_on_gpu  # a mode would not reach recomputed layers
         yield
     finally:
-        nn.functional.scaled_dot_product_attention = attend
-        linear.SLOW_IN_16_BITS = before
         plain_layers.PLAIN.discard(FakeTensor)
+        for where, name, value in kept:
+            setattr(where, name, value)
 
 
 def try_step(setting: Setting, extra: int = 0) -> Trial:
@@ -177,7 +184,7 @@ def try_step(setting: Setting, extra: int = 0) -> Trial:
         if setting.adapter.kind not in ("none", "freeze"):
             fake.model.enable_input_require_grads()
     ledger = Ledger(setting.supervised, setting.padding)
-    with fake.mode, _kernels(setting):
+    with fake.mode, _as_if_real(setting):
         for tensor in (*fake.model.parameters(), *fake.model.buffers()):
             ledger.hold(tensor)
         with ledger:
