@@ -1,7 +1,7 @@
 """Bytes of a training step, extended from the layers that were tried to the whole model."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ class Memory:
         loss: the most that the head and the loss take beside them, gradients of the head included.
         gathered: of split weights, those that are whole for a moment.
         peak: the most at any moment of a step; at: which moment.
-        base: weights, gradients and state that are there all the time; tried: the trial behind these figures.
     """
 
     weights: int
@@ -38,8 +37,30 @@ class Memory:
         return asdict(self)
 
 
-def memory_of(setting: Setting) -> Memory:
-    """The memory of a setting.
+@dataclass(frozen=True)
+class Step:
+    """What a step was found to need.
+
+    Attributes:
+        setting: what was asked for; tried: what was tried for it.
+        trial: its segments; more: those of a model with one more layer, where the loss grows with their number.
+    """
+
+    setting: Setting
+    tried: Setting
+    trial: Trial
+    more: Trial | None
+
+    def timeline(self) -> Iterator[tuple[str, Segment, int]]:
+        """The segments of the whole model in their order, each with its name and the bytes of gradients it leaves."""
+        return _timeline(self.trial, self.more)
+
+    def memory(self) -> Memory:
+        return _extended(self)
+
+
+def step_of(setting: Setting) -> Step:
+    """Try a setting.
 
     Raises:
         UserError: an adapter that the model cannot have, or an optimiser that is not known.
@@ -48,9 +69,12 @@ def memory_of(setting: Setting) -> Memory:
     if setting.gpus > 1 and setting.mixed != "no":
         # Weights are gathered in the type of the products, so that autocast makes no copies of its own.
         tried = setting.but(dtype=setting.mixed, mixed="no")
-    trial = try_step(tried)
-    more = try_step(tried, extra=1) if _loss_grows(setting) else None
-    return _extended(trial, more, setting, tried)
+    return Step(setting, tried, try_step(tried), try_step(tried, extra=1) if _loss_grows(setting) else None)
+
+
+def memory_of(setting: Setting) -> Memory:
+    """The memory of a setting; errors as of `step_of`."""
+    return step_of(setting).memory()
 
 
 def _loss_grows(setting: Setting) -> bool:
@@ -59,7 +83,8 @@ def _loss_grows(setting: Setting) -> bool:
     return bool(config.num_experts and (config.router_aux_loss_coef or config.router_z_loss_coef))
 
 
-def _extended(trial: Trial, more: Trial | None, setting: Setting, tried: Setting) -> Memory:
+def _extended(step: Step) -> Memory:
+    trial, setting, tried = step.trial, step.setting, step.tried
     fake, gpus = trial.fake, setting.gpus
     wide = BYTES[setting.dtype] / BYTES[tried.dtype]  # of a stored weight over that of a gathered one
     tensors = {id(t): t for t in (*fake.model.parameters(), *fake.model.buffers())}
@@ -74,7 +99,7 @@ def _extended(trial: Trial, more: Trial | None, setting: Setting, tried: Setting
     level = peak = base
     at, kept, gathered = "the start", base, _gathered(trial) if gpus > 1 else 0
     loss = 0
-    for name, segment, grads in _timeline(trial, more):
+    for name, segment, grads in step.timeline():
         highest = level + segment.peak + gathered
         if name == "the loss":
             loss, kept = max(segment.peak, 0), level
@@ -117,11 +142,8 @@ def _loss_segment(trial: Trial, more: Trial | None) -> Segment:
     if longer == here:
         return trial.loss
     layers = (there - here) / (longer - here)
-    return Segment(*(round(a + (b - a) * layers) for a, b in zip(_pair(trial.loss), _pair(more.loss), strict=True)))
-
-
-def _pair(segment: Segment) -> tuple[int, int]:
-    return segment.delta, segment.peak
+    pairs = zip(astuple(trial.loss), astuple(more.loss), strict=True)
+    return Segment(*(round(here + (longer - here) * layers) for here, longer in pairs))
 
 
 def _grads(trial: Trial, number: int, slot: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from ...modeling import linear
 from ...modeling import plain as plain_layers
@@ -30,10 +31,14 @@ class Segment:
     Attributes:
         delta: bytes that are held more at its end than at its start.
         peak: the most that is held more within it.
+        flops: of matrix products, as torch's own counter counts them; pairs: those of them that grow with the square
+            of the length.
     """
 
     delta: int = 0
     peak: int = 0
+    flops: int = 0
+    pairs: int = 0
 
 
 @dataclass
@@ -57,8 +62,37 @@ class Trial:
     state: dict[int, int] = field(default_factory=dict)
 
 
+def _grouped_flops(left: Any, right: Any, *given: Any, out_val: Any = None, **options: Any) -> int:
+    """Of stacked experts, each of which multiplies its tokens."""
+    return 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]
+
+
+# Of kernels that torch's counter leaves out.
+_FORMULAS: dict[Any, Any] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
+    aten._grouped_mm: _grouped_flops,
+}
+# Products of each position with each other one.
+_OF_PAIRS = {
+    aten.bmm,
+    aten.baddbmm,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_efficient_attention_backward,
+}
+
+
+def _formula_of(func: Any) -> Any:
+    packet = getattr(func, "_overloadpacket", None)
+    return _FORMULAS.get(packet) or flop_registry.get(packet)
+
+
 class Ledger(TorchDispatchMode):
-    """Counts the bytes of all storages that are alive, and answers what tensors without values cannot.
+    """Counts FLOPs and the bytes of all storages that are alive, and answers what tensors without values cannot.
 
     Args:
         supervised: share of labels that are learned from.
@@ -68,7 +102,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self, supervised: float, padding: str) -> None:
         super().__init__()
         self.supervised, self.padding = supervised, padding
-        self.live = self.peak = 0
+        self.live = self.peak = self.flops = self.pairs = 0
         self._known: dict[int, int] = {}
         self._all: set[int] = set()
 
@@ -76,6 +110,10 @@ class Ledger(TorchDispatchMode):
         result = self._answer(func, args)
         if result is None:
             result = func(*args, **(kwargs or {}))
+        if (formula := _formula_of(func)) is not None:
+            flops = formula(*args, **(kwargs or {}), out_val=result)
+            self.flops += flops
+            self.pairs += flops * (func._overloadpacket in _OF_PAIRS)
         if func is aten.all.default:
             self._all.add(result.untyped_storage()._cdata)
         for tensor in torch.utils._pytree.tree_leaves(result):
@@ -88,7 +126,7 @@ class Ledger(TorchDispatchMode):
             mask = args[0]
             return mask.new_empty((round(mask.numel() * self.supervised), mask.dim()), dtype=torch.long)
         if func is aten._local_scalar_dense.default:
-            value, = args
+            (value,) = args
             if getattr(value, "constant", None) is not None:
                 return value.constant.item()
             if value.untyped_storage()._cdata in self._all:
@@ -116,8 +154,8 @@ class Ledger(TorchDispatchMode):
 
     def taken(self, since: int) -> Segment:
         """What happened since the ledger held `since` bytes and was last asked."""
-        segment = Segment(self.live - since, self.peak - since)
-        self.peak = self.live
+        segment = Segment(self.live - since, self.peak - since, self.flops, self.pairs)
+        self.peak, self.flops, self.pairs = self.live, 0, 0
         return segment
 
 
