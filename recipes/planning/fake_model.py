@@ -66,14 +66,16 @@ def build(setting: Setting, extra: int = 0) -> FakeModel:
     Raises:
         UserError: an adapter that the model cannot have.
     """
-    model = empty_model(setting.config, setting.head)
+    layers = setting.config.num_hidden_layers
+    if _knows_layers(setting.adapter):
+        model, slots = empty_model(setting.config, setting.head), []
+    else:
+        model, slots = copy.deepcopy(_few_layers(setting.config, setting.head, extra))
     packed = quantized_matrices(model, setting.quantization) if setting.quantization is not None else set()
     for name, module in model.named_modules():
         if f"{name}.weight" in packed:
             module.to_pack = setting.quantization
-    layers, slots = setting.config.num_hidden_layers, []
     if setting.adapter.virtual_tokens:  # a soft prompt is made for the layers that are there
-        slots = _cut(model, extra)
         model.config.num_hidden_layers = len(stacks_of(model)[-1].layers)
     model = _adapted(model.to(getattr(torch, setting.dtype)), setting)
     slots = slots or _cut(model, extra)
@@ -89,6 +91,29 @@ def build(setting: Setting, extra: int = 0) -> FakeModel:
     if setting.adapter.kind == "prefix-tuning":  # keys and values of all layers side by side
         times |= {id(p): layers / len(stacks_of(model)[-1].layers) for p in model.prompt_encoder.parameters()}
     return FakeModel(model, mode, slots, times)
+
+
+# Models of `_few_layers` by their arguments: what would make a step fit is tried on one config many times.
+_KEPT: dict[tuple[str, str, int], Any] = {}
+
+
+def _few_layers(config: Any, head: str, extra: int) -> Any:
+    """A model with a layer of each kind, and the slots of all layers; not to be changed."""
+    key = (config.to_json_string(use_diff=False), head, extra)
+    if key not in _KEPT:
+        model = empty_model(config, head)
+        _KEPT[key] = (model, _cut(model, extra))
+        for oldest in list(_KEPT)[:-4]:
+            del _KEPT[oldest]
+    return _KEPT[key]
+
+
+def _knows_layers(adapter: Any) -> bool:
+    """Whether an adapter may treat layers differently, so that it must see all of them."""
+    if adapter.virtual_tokens:
+        return False
+    given = {name: value for name, value in adapter.arguments().items() if name not in ("r", "lora_alpha")}
+    return adapter.path is not None or any(character.isdigit() for character in str(given)) or "layers" in str(given)
 
 
 def _cut(model: Any, extra: int) -> list[list[int]]:

@@ -1,11 +1,12 @@
 """Bytes of a training step, extended from the layers that were tried to the whole model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
 
+from ...modeling.counting import part_of
 from .setting import Setting
 from .trial import Segment, Trial, try_step
 from .units import BYTES
@@ -127,7 +128,7 @@ def _timeline(trial: Trial, more: Trial | None) -> Iterator[tuple[str, Segment, 
     for number, kept in enumerate(slots):
         for slot in kept:
             yield "the forward pass", trial.forward[number, slot], 0
-    yield "the loss", _loss_segment(trial, more), _grads_outside(trial)
+    yield "the loss", _loss_segment(trial, more), _grads_outside(trial, embeddings=False)
     for number, kept in reversed(list(enumerate(slots))):
         for slot in reversed(kept):
             if (number, slot) in trial.backward:
@@ -148,13 +149,19 @@ def _loss_segment(trial: Trial, more: Trial | None) -> Segment:
 
 def _grads(trial: Trial, number: int, slot: int) -> int:
     layer = trial.fake.stacks[number].layers[slot]
-    return sum(_bytes(p.grad) for p in layer.parameters() if p.grad is not None)
+    first = number == slot == 0  # behind the first layer come the embeddings
+    return _grad_bytes(layer.parameters()) + (_grads_outside(trial, embeddings=True) if first else 0)
 
 
-def _grads_outside(trial: Trial) -> int:
-    """Of the head alone, for the embedding's come last."""
+def _grads_outside(trial: Trial, *, embeddings: bool) -> int:
+    """Of what stands outside the layers: the embeddings, or what comes behind the layers."""
     inside = {id(p) for stack in trial.fake.stacks for layer in stack.layers for p in layer.parameters()}
-    return sum(_bytes(p.grad) for p in trial.fake.model.parameters() if p.grad is not None and id(p) not in inside)
+    named = ((name, p) for name, p in trial.fake.model.named_parameters() if id(p) not in inside)
+    return _grad_bytes(p for name, p in named if (part_of(name) == "embeddings") == embeddings)
+
+
+def _grad_bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
+    return sum(_bytes(p.grad) for p in parameters if p.grad is not None)
 
 
 def _gathered(trial: Trial) -> int:
