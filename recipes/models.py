@@ -136,7 +136,7 @@ def read_tokenizer(path: str, *, revision: str | None = None, trust_remote_code:
         return AutoTokenizer.from_pretrained(where, **arguments)
     except Exception as error:  # the library raises a dozen kinds, down to bare Exception from its Rust part
         asked = "" if here else "there is no such folder, and of the Hub: "
-        raise UserError(f"no tokenizer can be read from {path!r}: {asked}{_first_line(error)}") from error
+        raise UserError(f"no tokenizer can be read from {path!r}: {asked}{first_line(error)}") from error
 
 
 def holds_tokenizer(path: str) -> bool:
@@ -179,7 +179,7 @@ def load_pretrained(
         auto, options = getattr(transformers, auto_class), shards_wanted() if sharded else {}
         return auto.from_pretrained(where, dtype="auto", trust_remote_code=trust_remote_code or None, **options).eval()
     except Exception as error:  # as above: anything that reading a broken folder can raise
-        raise UserError(f"{path}: no model can be opened there: {_first_line(error)}") from error
+        raise UserError(f"{path}: no model can be opened there: {first_line(error)}") from error
 
 
 def adapter_folder(path: str) -> Path | None:
@@ -383,7 +383,7 @@ def load_model(
         try:
             built = HEADS[head](config)
         except ValueError as error:  # an attention that this architecture cannot use
-            raise UserError(f"model.attn_implementation: {_first_line(error)}") from error
+            raise UserError(f"model.attn_implementation: {first_line(error)}") from error
         return (built.to(dtype) if dtype else built), config.model_type
     try:
         loaded, report = import_model(
@@ -394,7 +394,7 @@ def load_model(
             trust_remote_code=model.trust_remote_code,
         )
     except (ConversionError, ValueError, RuntimeError, ImportError, OSError) as error:
-        raise UserError(f"model {model.path!r}: {_first_line(error)}") from error
+        raise UserError(f"model {model.path!r}: {first_line(error)}") from error
     return loaded, report.family
 
 
@@ -499,7 +499,7 @@ def _ids_of(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The first line that says something: the library puts the validator's name before the reason."""
     lines = [line.strip().removeprefix("ValueError: ") for line in str(error).strip().splitlines()]
     kept = [line for line in lines if line and not line.startswith("Class validation error")]

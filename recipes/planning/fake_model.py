@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers.initialization import no_init_weights
 
 from ...modeling import HEADS
+from ...modeling.attention import AnyformerAttention
+from ..errors import UserError
 from ..quantization import quantized_bytes, quantized_matrices
 from .setting import Setting
 
@@ -82,7 +84,7 @@ def build(setting: Setting, extra: int = 0) -> FakeModel:
     _pack(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     _make_fake(model, mode)
-    plain(model).config._attn_implementation = setting.attention
+    _choose_attention(plain(model), setting)
     times: dict[int, float] = {}
     for stack, kept in zip(stacks_of(model), slots, strict=True):
         for slot, layer in enumerate(stack.layers):
@@ -139,6 +141,23 @@ def _cut(model: Any, extra: int) -> list[list[int]]:
 def _kind(layer: Any) -> Any:
     parameters = ((n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in layer.named_parameters())
     return (layer.layer_type, *parameters)
+
+
+def _choose_attention(model: Any, setting: Setting) -> None:
+    """Raises:
+    UserError: the model cannot use the attention function.
+    """
+    name = setting.attention
+    able = {"sdpa": model._supports_sdpa, "flash": model._supports_flash_attn}.get(name.partition("_")[0], True)
+    if not able:
+        raise UserError(
+            f"model.attn_implementation: {name} has no place for something that this model adds to its scores (a soft "
+            "cap, sinks, biases, latent keys): use eager, or sdpa or flex_attention where the model allows them"
+        )
+    model.config._attn_implementation = name if name == "eager" else "sdpa"  # fused ones keep the same
+    for module in model.modules():
+        if isinstance(module, AnyformerAttention) and name == "flex_attention":
+            module.softcap = module.sinks = None  # within its kernel
 
 
 def _adapted(model: Any, setting: Setting) -> Any:

@@ -14,7 +14,7 @@ from .setting import Setting
 from .subject import LENGTH, Subject
 
 # Objectives whose step is the model's own loss of a batch.
-EXACT = ("pretrain", "sft", "mlm", "mlm-nsp", "seq2seq", "classify", "token-classify")
+EXACT = ("pretrain", "sft", "mlm", "mlm-nsp", "seq2seq", "classify", "token-classify", "reward")
 # Those that read two answers a row.
 PAIRS = ("reward", "dpo", "orpo", "cpo", "simpo")
 
@@ -64,7 +64,12 @@ def setting_of(
     remarks, rows = [], _rows(recipe, device.count, batch)
     target, source = _lengths(subject, length)
     per_row = 2 if kind in PAIRS else 1
-    if kind not in (*EXACT, *PAIRS):
+    if kind in PAIRS and kind not in EXACT:
+        remarks.append(
+            f"the trainer of objective {kind} has a head of its own, which takes more memory than the model's loss "
+            "that is planned here"
+        )
+    elif kind not in EXACT:
         remarks.append(
             f"a step of objective {kind} does more than learn from its batch: what it samples or compares with is not "
             "in these figures"
@@ -91,11 +96,19 @@ def setting_of(
         supervised=supervised,
         padding="none" if even else "some",
         checkpointing="layers" if trainer_value(recipe, "gradient_checkpointing") else "none",
-        attention=recipe.model.attn_implementation,
+        attention=_attention(subject),
         kernels=device.kind,  # type: ignore[arg-type]
         gpus=device.count,
     )
     return setting, tuple(remarks)
+
+
+def _attention(subject: Subject) -> str:
+    """The recipe's; of a bare model that has no sdpa, eager."""
+    config, section = subject.config, subject.recipe.model
+    changed = config.attention_sinks or config.attn_logit_softcapping is not None
+    given = "attn_implementation" in section.model_fields_set
+    return "eager" if subject.bare and changed and not given else section.attn_implementation
 
 
 def _rows(recipe: Recipe, devices: int, batch: int | None) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from ..models import (
     check_shape,
     config_of_checkpoint,
     config_of_preset,
+    first_line,
     load_tokenizer,
     resolve_path,
 )
@@ -160,7 +161,7 @@ def _shielded(section: Any) -> Any:
     try:
         return config_of_checkpoint(section, config_alone=True)
     except (ConversionError, StrictDataclassError, TypeError) as error:
-        raise UserError(f"{section.path}: {error}") from error
+        raise UserError(f"{section.path}: {first_line(error)}") from error
 
 
 def config_of(recipe: Recipe, *, own_vocabulary: bool = False) -> tuple[Any, tuple[str, ...]]:
@@ -184,7 +185,7 @@ def config_of(recipe: Recipe, *, own_vocabulary: bool = False) -> tuple[Any, tup
         try:
             config = config_of_preset(section, tokenizer)
         except (StrictDataclassError, TypeError, ValueError) as error:
-            raise UserError(f"model: {error}") from error
+            raise UserError(f"model: {first_line(error)}") from error
         if size is not None:
             config.vocab_size = size
     folder = recipe.adapter.path
@@ -196,8 +197,9 @@ def config_of(recipe: Recipe, *, own_vocabulary: bool = False) -> tuple[Any, tup
         except BadAdapterError as error:
             raise UserError(f"adapter.path: {error}") from error
     check_shape(config, section, OBJECTIVES[recipe.objective.kind].shapes)
-    if config.architecture == "encoder-decoder" and config.decoder_start_token_id is None:
-        config.decoder_start_token_id = config.pad_token_id or 0
+    if config.architecture == "encoder-decoder":  # a trainer sets these by the tokenizer
+        config.pad_token_id = config.pad_token_id or 0
+        config.decoder_start_token_id = config.decoder_start_token_id or config.pad_token_id
     return config, remarks
 
 

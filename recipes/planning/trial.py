@@ -75,6 +75,9 @@ _FORMULAS: dict[Any, Any] = {
     ],
     aten._grouped_mm: _grouped_flops,
 }
+# How code asks whether all of a mask is true, and whether a value lies beyond a bound.
+_WHETHER_ALL = {aten.all.default, aten.eq.Scalar}
+_WHETHER_BEYOND = {aten.ge.Scalar, aten.gt.Scalar}
 # Products of each position with each other one.
 _OF_PAIRS = {
     aten.bmm,
@@ -104,7 +107,7 @@ class Ledger(TorchDispatchMode):
         self.supervised, self.padding = supervised, padding
         self.live = self.peak = self.flops = self.pairs = 0
         self._known: dict[int, int] = {}
-        self._all: set[int] = set()
+        self._answers: dict[int, bool] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = self._answer(func, args)
@@ -114,8 +117,10 @@ class Ledger(TorchDispatchMode):
             flops = formula(*args, **(kwargs or {}), out_val=result)
             self.flops += flops
             self.pairs += flops * (func._overloadpacket in _OF_PAIRS)
-        if func is aten.all.default:
-            self._all.add(result.untyped_storage()._cdata)
+        if func in _WHETHER_ALL and not result.dim():
+            self._answers[result.untyped_storage()._cdata] = self.padding == "none"
+        elif func in _WHETHER_BEYOND and not result.dim():
+            self._answers[result.untyped_storage()._cdata] = False
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self.hold(tensor)
@@ -129,9 +134,8 @@ class Ledger(TorchDispatchMode):
             (value,) = args
             if getattr(value, "constant", None) is not None:
                 return value.constant.item()
-            if value.untyped_storage()._cdata in self._all:
-                return self.padding == "none"
-            return 1.0 if value.is_floating_point() else value.dtype != torch.bool or True
+            answer = self._answers.get(value.untyped_storage()._cdata, True)
+            return answer if value.dtype == torch.bool else 1.0 if value.is_floating_point() else 1
         if func is aten._grouped_mm.default:  # whose check without storage takes 16 bits alone
             left, right = args[0], args[1]
             if left.dim() == 2 and right.dim() == 2:
@@ -150,7 +154,7 @@ class Ledger(TorchDispatchMode):
 
     def _release(self, key: int) -> None:
         self.live -= self._known.pop(key)
-        self._all.discard(key)
+        self._answers.pop(key, None)
 
     def taken(self, since: int) -> Segment:
         """What happened since the ledger held `since` bytes and was last asked."""
@@ -190,10 +194,11 @@ def _as_if_real(setting: Setting) -> Iterator[None]:
 
     functions: Any = nn.functional
     replaced = [(import_utils, "is_fake_tensor", lambda tensor: False)]  # which would mean that a graph is traced
-    if setting.kernels == "gpu":
-        replaced.append((linear, "SLOW_IN_16_BITS", False))
+    if setting.kernels == "gpu" or setting.attention not in ("eager", "sdpa"):
         # A mode would not reach the layers that are computed again.
         replaced.append((functions, "scaled_dot_product_attention", _fused_on_gpu))
+    if setting.kernels == "gpu":
+        replaced.append((linear, "SLOW_IN_16_BITS", False))
     kept = [(where, name, getattr(where, name)) for where, name, _ in replaced]
     plain_layers.PLAIN.add(FakeTensor)
     for where, name, value in replaced:
