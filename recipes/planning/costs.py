@@ -1,12 +1,10 @@
 """All that a plan says, put together."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...modeling.cache_sizes import predicted_size
-from ...modeling.counting import part_of
 from ..errors import UserError
 from .fit import Fit, fit_of
 from .flops import Flops, flops_of
@@ -66,6 +64,13 @@ class Run:
     rate: str = ""
 
 
+# Of a setting, in JSON.
+_SHOWN = (
+    *("head", "dtype", "mixed", "optimizer", "batch", "accumulation", "length", "source", "supervised"),
+    *("padding", "checkpointing", "attention", "kernels", "gpus"),
+)
+
+
 @dataclass(frozen=True)
 class Costs:
     """A plan.
@@ -92,9 +97,7 @@ class Costs:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, texts and lists."""
-        names = ("head", "dtype", "mixed", "optimizer", "batch", "accumulation", "length", "source", "supervised")
-        names += ("padding", "checkpointing", "attention", "kernels", "gpus")
-        step = {name: getattr(self.setting, name) for name in names} | {"adapter": self.setting.adapter.kind}
+        step = {name: getattr(self.setting, name) for name in _SHOWN} | {"adapter": self.setting.adapter.kind}
         return {
             "name": self.name,
             "step": step | {"tokens": self.setting.tokens_a_step},
@@ -233,6 +236,3 @@ def run_of(subject: Subject, setting: Setting, flops: Flops, asked: Asked) -> Ru
     else:
         return Run(tokens, steps, work)
     return Run(tokens, steps, work, seconds, rate)
-
-
-__all__: Sequence[str] = ("Asked", "Cache", "Costs", "Parameters", "Run", "costs_of", "part_of")

@@ -155,9 +155,9 @@ def _choose_attention(model: Any, setting: Setting) -> None:
             "cap, sinks, biases, latent keys): use eager, or sdpa or flex_attention where the model allows them"
         )
     model.config._attn_implementation = name if name == "eager" else "sdpa"  # fused ones keep the same
-    for module in model.modules():
-        if isinstance(module, AnyformerAttention) and name == "flex_attention":
-            module.softcap = module.sinks = None  # within its kernel
+    within_kernel: list[Any] = [m for m in model.modules() if isinstance(m, AnyformerAttention)]
+    for attention in within_kernel if name == "flex_attention" else ():
+        attention.softcap = attention.sinks = None
 
 
 def _adapted(model: Any, setting: Setting) -> Any:

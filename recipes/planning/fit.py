@@ -122,8 +122,7 @@ class _Tried:
         peak = self.peak(changes)
         if peak is None:
             return None
-        columns = ([change.name, change.override, change.cost] for change in changes)
-        return Proposal(*zip(*columns, strict=True), peak, peak <= self.usable)
+        return _proposed(changes, peak, peak <= self.usable)
 
     def least(self, changes: Sequence[Change], needed: Sequence[Change] = ()) -> Proposal | None:
         """The changes without the dearest that are not needed; None where all of them do not make it fit."""
@@ -158,11 +157,21 @@ class _Tried:
         while step.setting.gpus <= _MOST_DEVICES:
             peak, count = step.memory().peak, step.setting.gpus
             if peak <= self.usable:
-                changes_too = [[c.name, c.override, c.cost] for c in taken]
-                names = [*changes_too, [f"{count} devices", f"--gpus {count}", "devices; weights are sent to and fro"]]
-                return Proposal(*zip(*names, strict=True), peak, True)
+                more = Change(f"{count} devices", f"--gpus {count}", "devices; weights are sent to and fro", _same)
+                return _proposed([*taken, more], peak, True)
             step = Step(step.setting.but(gpus=2 * count), step.tried, step.trial, step.more)
         return None
+
+
+def _proposed(changes: Sequence[Change], peak: int, fits: bool) -> Proposal:
+    names, overrides, costs = (
+        tuple(getattr(change, field) for change in changes) for field in ("name", "override", "cost")
+    )
+    return Proposal(names, overrides, costs, peak, fits)
+
+
+def _same(setting: Setting) -> Setting:
+    return setting
 
 
 def _changed(setting: Setting, changes: Sequence[Change]) -> Setting | None:

@@ -113,8 +113,16 @@ def _extended(step: Step) -> Memory:
     trial_update = level + trial.update.peak / (1 if gpus == 1 else gpus)
     if trial_update > peak:
         peak, at = trial_update, "the update"
-    figures = (weights, gradients, state, kept - base, loss, gathered, peak)
-    return Memory(*(round(figure) for figure in figures), at)
+    return Memory(
+        weights=round(weights),
+        gradients=round(gradients),
+        optimizer=round(state),
+        activations=round(kept - base),
+        loss=round(loss),
+        gathered=round(gathered),
+        peak=round(peak),
+        at=at,
+    )
 
 
 def _scale(tensor: Any, wide: float) -> float:

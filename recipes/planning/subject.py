@@ -117,7 +117,7 @@ def _of_recipe(name: str, recipe: Recipe, metrics: dict[str, Any] | None = None)
 def _bare(name: str, model: dict[str, str], architecture: str | None, overrides: Sequence[str]) -> Subject:
     """A model under a recipe that is assumed."""
     if architecture is None:
-        architecture = _shielded(_Section(**model)).architecture
+        architecture = _shielded(_Section(model["path"])).architecture
     kind, section = OBJECTIVE_OF[architecture], dict(model)
     if "preset" in model:
         section["tokenizer"] = "builtin:bytes"  # which is not read: the vocabulary is the preset's
@@ -175,7 +175,8 @@ def config_of(recipe: Recipe, *, own_vocabulary: bool = False) -> tuple[Any, tup
     """
     from huggingface_hub.errors import StrictDataclassError
 
-    section, remarks = recipe.model, ()
+    section = recipe.model
+    remarks: tuple[str, ...] = ()
     if section.path is not None:
         config = _shielded(section)
     else:

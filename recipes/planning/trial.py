@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ...modeling import linear
 from ...modeling import plain as plain_layers
-from .fake_model import FakeModel, build, plain
+from .fake_model import FakeModel, build
 from .optimizers import make_optimizer
 from .setting import Setting
 
@@ -193,7 +193,9 @@ def _as_if_real(setting: Setting) -> Iterator[None]:
     from transformers.utils import import_utils
 
     functions: Any = nn.functional
-    replaced = [(import_utils, "is_fake_tensor", lambda tensor: False)]  # which would mean that a graph is traced
+    replaced: list[tuple[Any, str, Any]] = [
+        (import_utils, "is_fake_tensor", lambda tensor: False)
+    ]  # which would mean that a graph is traced
     if setting.kernels == "gpu" or setting.attention not in ("eager", "sdpa"):
         # A mode would not reach the layers that are computed again.
         replaced.append((functions, "scaled_dot_product_attention", _fused_on_gpu))
@@ -343,6 +345,3 @@ def _update(trial: Trial, setting: Setting, ledger: Ledger) -> None:
     trial.state = state.bytes
     segment = ledger.taken(level)
     trial.update = Segment(0, max(segment.peak - segment.delta, 0) if optimizer.tried else state.beside)
-
-
-__all__ = ["Ledger", "Segment", "Trial", "plain", "try_step"]
