@@ -161,7 +161,8 @@ def _shielded(section: Any) -> Any:
     try:
         return config_of_checkpoint(section, config_alone=True)
     except (ConversionError, StrictDataclassError, TypeError) as error:
-        raise UserError(f"{section.path}: {first_line(error)}") from error
+        said = first_line(error).removeprefix(f"{section.path}: ")
+        raise UserError(f"{section.path}: {said}") from error
 
 
 def config_of(recipe: Recipe, *, own_vocabulary: bool = False) -> tuple[Any, tuple[str, ...]]:

@@ -125,7 +125,7 @@ def check(recipe):
     peak, prepared = measured(recipe)
     memory = predicted(recipe, prepared, max(len(row["input_ids"]) for row in prepared.train.dataset))
     assert peak > 10e6  # far above what a trainer's own tensors take
-    assert memory.peak == pytest.approx(peak, rel=0.03)
+    assert memory.peak == pytest.approx(peak, rel=0.05)
 
 
 @pytest.mark.parametrize(("config", "overrides"), SETTINGS.values(), ids=SETTINGS.keys())
