@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .inference import inference_products
-from .plain import is_plain
+from .plain import PLAIN, is_plain
 
 # Fewer rows, as while a token is generated, are bound by reading the weights, which are half as long in 16 bits. With
 # so many fp32 is faster for weights from 576 x 576 to 2,048 x 8,192.
@@ -38,7 +38,7 @@ def better_in_fp32(states: torch.Tensor, weight: Any) -> bool:
     """
     if not (SLOW_IN_16_BITS and states.device.type == "cpu" and states.dtype in NARROW):
         return False
-    plain = type(weight) in (nn.Parameter, torch.Tensor)  # neither quantised nor distributed
+    plain = type(weight) in PLAIN  # neither quantised nor distributed
     return plain and weight.dtype == states.dtype and states.shape[:-1].numel() >= FEW_ROWS
 
 

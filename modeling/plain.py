@@ -3,6 +3,9 @@
 import torch
 from torch import nn
 
+# Tensors that are nothing but their values; a trial step without storage adds its own kind.
+PLAIN = {nn.Parameter, torch.Tensor}
+
 
 def is_plain(layer: nn.Module) -> bool:
     """Whether a weight and a bias are all that a linear layer is: no adapter, hook, quantised or distributed weight."""
@@ -12,4 +15,4 @@ def is_plain(layer: nn.Module) -> bool:
             return False
     if type(inner) is not nn.Linear or "forward" in vars(inner):
         return False
-    return type(layer.weight) in (nn.Parameter, torch.Tensor)
+    return type(layer.weight) in PLAIN

@@ -40,7 +40,7 @@ def training_arguments(where: tuple[str, str], train: dict[str, Any]) -> "Traini
     if not torch.accelerator.is_available():
         values["use_cpu"] = True  # else processes would train apart, and bf16 be refused
     if "bf16" not in train and not train.get("fp16"):
-        values["bf16"] = torch.cuda.is_bf16_supported() if gpu else _cpu_has_amx()
+        values["bf16"] = torch.cuda.is_bf16_supported() if gpu else cpu_has_amx()
     muon = train.get("optim") == MUON
     if "optim" not in train and not fused_adamw_runs(torch.device("cuda" if gpu else "cpu")):
         values["optim"] = "adamw_torch"  # which takes foreach where that is faster
@@ -128,6 +128,7 @@ def _try_reports(arguments: "TrainingArguments") -> None:
         raise UserError(f"train.report_to: {absent[0]} is not installed: pip install {absent[0]}")
 
 
-def _cpu_has_amx() -> bool:
+def cpu_has_amx() -> bool:
+    """Whether this processor multiplies bf16 in matrix units."""
     flags = Path("/proc/cpuinfo")
     return flags.is_file() and "amx_bf16" in flags.read_text(encoding="utf-8", errors="replace")

@@ -61,7 +61,7 @@ def show_plan(console: "Console", prepared: "Prepared") -> None:
     from rich.markup import escape
 
     from .parallel.world import current
-    from .plan import describe
+    from .planning import describe
 
     report, tokens = prepared.splits.report, prepared.train.report
     lines = [*describe(prepared.plan), *prepared.adapter.describe(), *prepared.quantized]

@@ -95,9 +95,31 @@ def read_recipe(file: Path, overrides: Sequence[tuple[str, str]], *, output_dir:
     """
     composer = _Composer()
     root = composer.compose(file, ())
-    problems = composer.problems
     if root is None:
-        return ReadRecipe(None, problems, composer.files)
+        return ReadRecipe(None, composer.problems, composer.files)
+    return _checked(root, overrides, composer.problems, composer.files, output_dir)
+
+
+def recipe_of_text(text: str, name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe that stands in no file.
+
+    Args:
+        name: for messages.
+
+    Raises:
+        RecipeError: what is wrong with it, or with an override.
+    """
+    root, problems = read_yaml(text.encode(), name)
+    assert root is not None
+    read = _checked(root, [(given, given) for given in overrides], problems, [name], "runs/plan")
+    if read.recipe is None:
+        raise RecipeError(in_order(read.problems, read.files))
+    return read.recipe
+
+
+def _checked(
+    root: Node, overrides: Sequence[tuple[str, str]], problems: list[Problem], files: list[str], output_dir: str
+) -> ReadRecipe:
     for text, given in overrides:
         problems += apply_override(root, text, _dropped, given=given)
     data = plain(root)
@@ -109,7 +131,7 @@ def read_recipe(file: Path, overrides: Sequence[tuple[str, str]], *, output_dir:
     model = data.get("model")
     if isinstance(model, dict) and isinstance(preset := model.get("preset"), str):
         problems += _preset_problems(preset, locate(root, ("model", "preset")))
-    return ReadRecipe(None if problems else recipe, problems, composer.files, root, data)
+    return ReadRecipe(None if problems else recipe, problems, files, root, data)
 
 
 def stage_references(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:

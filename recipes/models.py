@@ -136,7 +136,7 @@ def read_tokenizer(path: str, *, revision: str | None = None, trust_remote_code:
         return AutoTokenizer.from_pretrained(where, **arguments)
     except Exception as error:  # the library raises a dozen kinds, down to bare Exception from its Rust part
         asked = "" if here else "there is no such folder, and of the Hub: "
-        raise UserError(f"no tokenizer can be read from {path!r}: {asked}{_first_line(error)}") from error
+        raise UserError(f"no tokenizer can be read from {path!r}: {asked}{first_line(error)}") from error
 
 
 def holds_tokenizer(path: str) -> bool:
@@ -179,7 +179,7 @@ def load_pretrained(
         auto, options = getattr(transformers, auto_class), shards_wanted() if sharded else {}
         return auto.from_pretrained(where, dtype="auto", trust_remote_code=trust_remote_code or None, **options).eval()
     except Exception as error:  # as above: anything that reading a broken folder can raise
-        raise UserError(f"{path}: no model can be opened there: {_first_line(error)}") from error
+        raise UserError(f"{path}: no model can be opened there: {first_line(error)}") from error
 
 
 def adapter_folder(path: str) -> Path | None:
@@ -212,7 +212,6 @@ def config_and_tokenizer(
     """
     from huggingface_hub.errors import StrictDataclassError
 
-    from ..modeling import AnyformerConfig
     from ..modeling.interop import ConversionError
 
     try:
@@ -220,18 +219,13 @@ def config_and_tokenizer(
             preset = load_preset(model.preset)
             shape = (preset | model.config).get("architecture")
             tokenizer = load_tokenizer(model, ends=shape != "encoder", texts=texts)
-            config = AnyformerConfig(**(preset | _ids_of(tokenizer) | model.config))
-            extend(config, model)  # of a pipeline's stage that starts from a model which is not there yet
+            config = config_of_preset(model, tokenizer)
         else:
             config = config_of_checkpoint(model)
             tokenizer = load_tokenizer(model, ends=config.architecture != "encoder")
     except (ConversionError, StrictDataclassError, TypeError) as error:
         raise UserError(f"model: {error}") from error
-    if config.architecture not in shapes:
-        raise UserError(
-            f"model: {model.path or model.preset} has architecture {config.architecture!r}; the objective trains "
-            f"{' or '.join(shapes)}"
-        )
+    check_shape(config, model, shapes)
     rows = rows_for(config.vocab_size) if rows_for else config.vocab_size
     if len(tokenizer) > rows:
         raise UserError(
@@ -241,17 +235,50 @@ def config_and_tokenizer(
     return config, tokenizer
 
 
-def config_of_checkpoint(model: Any) -> "AnyformerConfig":
+def check_shape(config: "AnyformerConfig", model: Any, shapes: Sequence[str]) -> None:
+    """Raises:
+    UserError: the objective does not train models of this architecture.
+    """
+    if config.architecture not in shapes:
+        raise UserError(
+            f"model: {model.path or model.preset} has architecture {config.architecture!r}; the objective trains "
+            f"{' or '.join(shapes)}"
+        )
+
+
+def config_of_preset(model: Any, tokenizer: Any = None) -> "AnyformerConfig":
+    """The config of a recipe's `model` section with a preset, as its `config` changes it.
+
+    Args:
+        tokenizer: whose vocabulary the model has; None: the preset's own.
+    """
+    from ..modeling import AnyformerConfig
+
+    ids = {} if tokenizer is None else _ids_of(tokenizer)
+    config = AnyformerConfig(**(load_preset(model.preset) | ids | model.config))
+    extend(config, model)  # of a pipeline's stage that starts from a model which is not there yet
+    return config
+
+
+def config_of_checkpoint(model: Any, *, config_alone: bool = False) -> "AnyformerConfig":
     """The config of a recipe's `model` section with a path, as its `config` changes it.
+
+    Args:
+        config_alone: of a Hub id nothing but the config is fetched.
 
     Raises:
         UserError: a field that the weights depend on.
     """
     from ..modeling import HEADS, AnyformerConfig
     from ..modeling.interop.convert import family_of
-    from ..modeling.interop.source import open_source
+    from ..modeling.interop.source import CONFIG, WHOLE, open_source
 
-    source = open_source(resolve_path(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code)
+    source = open_source(
+        resolve_path(model.path),
+        files=CONFIG if config_alone else WHOLE,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+    )
     if source.config.model_type == AnyformerConfig.model_type:
         config = AnyformerConfig(**source.config.to_dict())
     else:
@@ -356,7 +383,7 @@ def load_model(
         try:
             built = HEADS[head](config)
         except ValueError as error:  # an attention that this architecture cannot use
-            raise UserError(f"model.attn_implementation: {_first_line(error)}") from error
+            raise UserError(f"model.attn_implementation: {first_line(error)}") from error
         return (built.to(dtype) if dtype else built), config.model_type
     try:
         loaded, report = import_model(
@@ -367,7 +394,7 @@ def load_model(
             trust_remote_code=model.trust_remote_code,
         )
     except (ConversionError, ValueError, RuntimeError, ImportError, OSError) as error:
-        raise UserError(f"model {model.path!r}: {_first_line(error)}") from error
+        raise UserError(f"model {model.path!r}: {first_line(error)}") from error
     return loaded, report.family
 
 
@@ -472,7 +499,7 @@ def _ids_of(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The first line that says something: the library puts the validator's name before the reason."""
     lines = [line.strip().removeprefix("ValueError: ") for line in str(error).strip().splitlines()]
     kept = [line for line in lines if line and not line.startswith("Class validation error")]

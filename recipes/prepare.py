@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .adapters import AdapterPlan
     from .data import Splits
     from .objectives.base import Objective
-    from .plan import Plan
+    from .planning import Plan
     from .tokens.report import TokenizedData
 
 
@@ -124,7 +124,7 @@ def _plan_of(
     Raises:
         UserError: the only step would have learning rate 0, or the phases of a schedule are not as long as the run.
     """
-    from .plan import make_plan
+    from .planning import make_plan
 
     arguments, sequences = objective.arguments, objective.sequences(train)
     sizes: dict[str, Any] = {"sequences": sequences, "head": objective.head, "weights": weights}

@@ -161,7 +161,7 @@ class WeightsPlan:
 
     def describe(self) -> list[tuple[str, str]]:
         """(name, value) lines for the plan; none where nothing is quantised."""
-        from .plan import count
+        from .planning import count
 
         if self.bits is None:
             return []
@@ -183,7 +183,7 @@ def weights_plan(config: Any, head: str, section: "ModelSection") -> WeightsPlan
 
     from ..modeling import HEADS
     from ..modeling.counting import part_of
-    from .plan import BYTES
+    from .planning import BYTES
 
     with torch.device("meta"), no_init_weights():
         model: Any = HEADS[head](copy.deepcopy(config))

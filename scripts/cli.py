@@ -22,6 +22,7 @@ from ..recipes.errors import Terminated, UserError
 VERBS = {
     "train": "train",
     "data": "data",
+    "plan": "plan",
     "chat": "chat",
     "generate": "generate",
     "serve": "serve",

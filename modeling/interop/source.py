@@ -7,7 +7,7 @@ reading them costs no second copy.
 import copy as copying
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .family import ConversionError
 
@@ -111,8 +112,9 @@ class GGUFSource(Source):
         return self._model.generation_config
 
     @property
-    def stock_class(self) -> str:
-        return type(self._model).__name__
+    def stock_class(self) -> str | None:
+        """As the library opens such a file; the weights are not read for it."""
+        return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(self.config.model_type)
 
     def tensors(self, library_layout: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._model.state_dict().items()
@@ -189,14 +191,23 @@ class FolderSource(Source):
         return model
 
 
+# What of a repository is fetched: the whole model, or what says its shape.
+WHOLE = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+CONFIG = ("config.json", "generation_config.json")
+
+
 def open_source(
     source: str | Path | PreTrainedModel,
     *,
+    files: Sequence[str] = WHOLE,
     dtype: torch.dtype | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Source:
     """The `Source` for a model, a folder, a `.gguf` file or a Hub id.
+
+    Args:
+        files: patterns of what is fetched of a Hub id.
 
     Raises:
         ConversionError: where there is nothing to read.
@@ -217,7 +228,7 @@ def open_source(
         folder = snapshot_download(
             str(source),
             revision=revision,
-            allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"],
+            allow_patterns=list(files),
         )
     except (
         HFValidationError,

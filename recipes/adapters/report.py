@@ -45,7 +45,7 @@ class AdapterPlan:
 
     def describe(self) -> list[tuple[str, str]]:
         """(name, value) lines for the plan."""
-        from ..plan import count
+        from ..planning import count
 
         if self.kind == "none":
             return []
@@ -76,7 +76,7 @@ def plan_adapter(config: "AnyformerConfig", adapter: Any, objective: "type[Objec
         model.tie_weights()
         foreign = peft_config(adapter, objective, model)
         if foreign is not None:
-            model = attach(model, _without_values(foreign))
+            model = attach(model, without_values(foreign))
             if adapter.path is None:
                 check_effect(model, foreign, adapter.arguments().get("exclude_modules"))
             else:
@@ -96,7 +96,7 @@ def _check_saved(model: Any, adapter: Any) -> None:
         raise UserError(f"adapter.path: {error}") from error
 
 
-def _without_values(config: Any) -> Any:
+def without_values(config: Any) -> Any:
     """A config whose first values need no weights and no files; MiCA stays, for it trains less."""
     config = copy.deepcopy(config)
     config.base_model_name_or_path = None  # of which PEFT would say that the model without storage is another

@@ -41,7 +41,7 @@ def show_data(
 
     if html is not None and html.is_dir():
         raise UserError(f"--html: {html} is a folder; give the name of a file, such as {html / 'data.html'}")
-    recipe = _recipe_of(name, overrides, stage)
+    recipe = recipe_of(name, overrides, stage)
     make_console(recipe)
     # What a function of the user's or a library prints is no part of the figures.
     with faults_told(), redirect_stdout(sys.stderr) if as_json else nullcontext():
@@ -62,7 +62,7 @@ def show_data(
         console.print(f"\nPage: {html}", markup=False, soft_wrap=True)
 
 
-def _recipe_of(name: str, overrides: Sequence[str], stage: str | None) -> "Recipe":
+def recipe_of(name: str, overrides: Sequence[str], stage: str | None) -> "Recipe":
     """The recipe, or the stage's as it can be read before the earlier ones have run."""
     if not find_pipeline(name):
         if stage is not None:
@@ -74,7 +74,7 @@ def _recipe_of(name: str, overrides: Sequence[str], stage: str | None) -> "Recip
     names = [each.name for each in pipeline.stages]
     if stage not in names:
         wrong = "is a folder of stages" if stage is None else f"has no stage {stage!r}"
-        raise UserError(f"{name} {wrong}: say whose data to show with --stage {' | '.join(names)}")
+        raise UserError(f"{name} {wrong}: name one with --stage {' | '.join(names)}")
     done = [each.name for each in pipeline.stages if RunFolder(each.folder).finished]
     recipe = pipeline.planned(pipeline[stage], done)
     if recipe is None:

@@ -18,7 +18,7 @@ from .peaks import Peak, peak_of
 
 if TYPE_CHECKING:
     from ...modeling.counting import ForwardFlops
-    from ..plan import Plan
+    from ..planning import Plan
 
 # Under this name a checkpoint's trainer_state.json keeps what was counted up to its step.
 KEPT = "anyformer"

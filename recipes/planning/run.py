@@ -4,16 +4,15 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .arguments import rows_a_step
+from ..arguments import rows_a_step
+from .units import BYTES, count, gigabytes
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from ..modeling import AnyformerConfig
-    from .adapters import AdapterPlan
-    from .tokens.report import TokenizationReport
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+    from ...modeling import AnyformerConfig
+    from ..adapters import AdapterPlan
+    from ..tokens.report import TokenizationReport
 
 
 @dataclass(frozen=True)
@@ -125,16 +124,3 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         ("data", f"{plan.rows:,} rows{packed}, {plan.tokens:,} tokens, {supervised}"),
         ("run", f"{plan.steps:,} steps over {plan.tokens_seen:,} tokens, about {plan.training_flops:.1e} FLOPs"),
     ]
-
-
-def count(number: float) -> str:
-    """123_456_789 -> 123.5 M."""
-    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.1f} {unit}"
-    return f"{number:.0f}"
-
-
-def gigabytes(number: float) -> str:
-    """Bytes as GB (10^9) or MB (10^6)."""
-    return f"{number / 1e9:.2f} GB" if number >= 1e8 else f"{number / 1e6:.1f} MB"
