@@ -11,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_anyformer import AnyformerConfig
 from .grouped import grouped_sdpa, shares_keys
+from .inference import serves
 from .linear import project, project_all
 from .norms import build_norm
 from .paged_attention import by_request, separates_requests
@@ -121,7 +122,7 @@ class AttentionBase(nn.Module):
         if self.softcap is not None:
             kwargs["softcap"] = self.softcap
         width = value.shape[-1]
-        if attend is sdpa_attention_forward and value.device.type == "cpu" and width < query.shape[-1]:
+        if attend is sdpa_attention_forward and width < query.shape[-1] and serves(value):
             # Where widths differ, torch takes the way that writes all scores down.
             value = nn.functional.pad(value, (0, query.shape[-1] - width))
         row = "write_index" in kwargs and isinstance(attention_mask, torch.Tensor)  # of many requests
