@@ -138,7 +138,8 @@ class AttentionBase(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        output = output[..., :width]
+        if output.shape[-1] > width:
+            output = output[..., :width]
         return project(self.o_proj, output.reshape(*output.shape[:2], -1).contiguous()), weights
 
 

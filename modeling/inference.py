@@ -42,7 +42,7 @@ def serves(states: torch.Tensor) -> bool:
 
 def inference_products(layers: Sequence[nn.Module], states: torch.Tensor) -> Sequence[torch.Tensor] | None:
     """What each layer makes of states [..., inputs]: [..., outputs]; None where torch's own way is to be taken."""
-    if not serves(states) or not is_faster(states.dtype):
+    if not serves(states):
         return None
     rows = states.shape[:-1].numel()
     if GENERATION.texts and (product := GENERATION.product(layers)) is not None:
@@ -54,9 +54,9 @@ def inference_products(layers: Sequence[nn.Module], states: torch.Tensor) -> Seq
 
 
 def _inferred(layer: Any, states: torch.Tensor) -> torch.Tensor:
-    if is_plain(layer) and layer.weight.dtype is torch.float32 and layer.weight.numel() >= SMALLEST:
-        return linear(states, layer.weight, layer.bias)
-    return layer(states)
+    large = is_plain(layer) and layer.weight.dtype is torch.float32 and layer.weight.numel() >= SMALLEST
+    # In this order: for small models nothing is measured.
+    return linear(states, layer.weight, layer.bias) if large and is_faster(torch.float32) else layer(states)
 
 
 class Sorted:
