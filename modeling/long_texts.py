@@ -28,6 +28,11 @@ class LongTextGeneration:
         max_cache_length: int,
     ) -> Any:
         """As the base class; a text ends where learned positions end, and that is said."""
+        chunk = generation_config.prefill_chunk_size
+        if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
+            raise ValueError(
+                f"prefill_chunk_size={chunk!r}: a number of tokens from 1, or None to read the prompt whole"
+            )
         mask = self._own_mask(model_kwargs)
         padding = int((mask == 0).sum(-1).min()) if mask is not None else 0
         # Positions that the longest row will take; the last token that is generated needs none.

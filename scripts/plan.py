@@ -26,11 +26,12 @@ def command(
         str | None, typer.Option(metavar="SIZE", help="Memory of one GPU, as 80GB: does it fit, and what would help?")
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs that weights, gradients and optimiser state are split over.")
+        int | None,
+        typer.Option(min=1, max=2**20, help="GPUs that weights, gradients and optimiser state are split over."),
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Rows of a forward pass on one device.")] = None,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens of a row.")] = None,
-    context: Annotated[int | None, typer.Option(min=1, help="Tokens of a text, for the KV cache.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, max=2**16, help="Rows of a forward pass on one device.")] = None,
+    length: Annotated[int | None, typer.Option(min=1, max=2**20, help="Tokens of a row.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, max=2**30, help="Tokens of a text, for the KV cache.")] = None,
     tokens: Annotated[str | None, typer.Option(metavar="NUMBER", help="Tokens of the whole run, as 15T.")] = None,
     throughput: Annotated[
         str | None, typer.Option(metavar="RATE", help="Tokens a second of all devices, or a run's folder.")

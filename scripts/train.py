@@ -75,7 +75,7 @@ def command(
         rows = None if pipeline else loaded.train.get(GLOBAL_BATCH)
         raise typer.Exit(start(str(launch), processes, sys.argv[1:], rows))
     parallel = asked_for(launch, processes)
-    from ..recipes.parallel.world import begun
+    from ..recipes.parallel.world import begun, leave
 
     with begun(parallel):
         if pipeline:
@@ -87,6 +87,7 @@ def command(
 
             run = run_recipe
         run(loaded, resume=resume, overwrite=overwrite, dry_run=dry_run, check=check)
+    leave()
 
 
 def _pipeline(folder: str, overrides: Sequence[str]) -> "Pipeline":

@@ -16,6 +16,8 @@ T = TypeVar("T")
 PATIENCE = timedelta(hours=24)
 # So long another process waits before it tells its own fault: the first one usually has the same and ends them all.
 _AFTER_THE_FIRST = 10.0
+# Seconds in which threads of a closed group let go of what they hold: they need some microseconds.
+_LET_GO = 0.2
 
 _current = Parallel()
 
@@ -52,6 +54,17 @@ def begun(parallel: Parallel) -> Iterator[Parallel]:
         _current = before
         os.environ.clear()
         os.environ.update(environment)
+
+
+def leave() -> None:
+    """Close the group, at the end of this process."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        # Threads of gloo free the tensors of the last exchange under Python's lock, and one that asks for it while the
+        # interpreter ends aborts the process, whose run is finished by then. They get the lock while this one sleeps.
+        time.sleep(_LET_GO)
 
 
 def _other_is_gone(error: RuntimeError) -> bool:

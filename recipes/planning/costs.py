@@ -18,6 +18,8 @@ from .units import BYTES
 # Of what a device could do, the share that training reaches where nothing was measured: PaLM's 46 %, Llama 3's 38 to
 # 43 % (arXiv:2204.02311, sec. 4.1; arXiv:2407.21783, table 4).
 REACHED = 0.4
+# Tokens of a forward pass on one device; beyond that the pieces of the loss alone take a minute to count.
+MOST_TOKENS = 2**20
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,13 @@ def costs_of(subject: Subject, device: Device, asked: Asked) -> Costs:
         UserError: an adapter that the model cannot have, an optimiser that is not known, or a length beyond the model.
     """
     config = subject.config
-    _check_length(config, asked.length, subject.recipe.adapter.virtual_tokens)
+    _check_length(config, asked, subject.recipe.adapter.virtual_tokens)
     setting, assumed = setting_of(subject, device, batch=asked.batch, length=asked.length)
+    if setting.batch * setting.length > MOST_TOKENS:
+        raise UserError(
+            f"{setting.batch:,} rows of {setting.length:,} tokens: a forward pass of more than {MOST_TOKENS:,} tokens "
+            "is not planned: give fewer rows with --batch, and more steps"
+        )
     step = step_of(setting)
     other = "none" if setting.checkpointing == "layers" else "layers"
     flops, parameters = flops_of(step), parameters_of(step)
@@ -162,14 +169,25 @@ def costs_of(subject: Subject, device: Device, asked: Asked) -> Costs:
         optimum=optimum_of(parameters.active, run.tokens) if by_law else None,
         fit=None if device.memory is None else fit_of(step, device.memory),
         device=device,
-        remarks=(*subject.remarks, *assumed),
+        remarks=(*subject.remarks, *assumed, *_beyond(config, asked.context)),
     )
 
 
-def _check_length(config: Any, length: int | None, virtual: int) -> None:
+def _check_length(config: Any, asked: Asked, virtual: int) -> None:
     longest = config.max_position_embeddings - virtual
-    if length is not None and length > longest and config.position_embedding == "learned":
-        raise UserError(f"--length {length}: the model has learned positions for {longest} tokens: give at most that")
+    for name, length in (("--length", asked.length), ("--context", asked.context)):
+        if length is not None and length > longest and config.position_embedding == "learned":
+            raise UserError(f"{name} {length}: the model has learned positions for {longest} tokens: give at most that")
+    if asked.context is not None and config.architecture == "encoder":
+        raise UserError("--context: an encoder generates no text and keeps no cache: leave it out")
+
+
+def _beyond(config: Any, context: int | None) -> tuple[str, ...]:
+    """A remark where a text is longer than the model was made for."""
+    longest = config.max_position_embeddings
+    if context is None or context <= longest:
+        return ()
+    return (f"a text of {context:,} tokens, though the model was made for {longest:,}",)
 
 
 def parameters_of(step: Step) -> Parameters:
@@ -207,7 +225,9 @@ def _cache(config: Any, context: int | None) -> Cache | None:
     tokens = context or config.max_position_embeddings
     source = tokens if config.architecture == "encoder-decoder" else 0
     sizes = {name: predicted_size(config, tokens, bytes_per_value=size, source=source) for name, size in BYTES.items()}
-    return Cache(tokens, 1, sizes | {"int8": predicted_size(config, tokens, quantized=True, source=source)})
+    # What a window or an encoder keeps stays in 16 bits.
+    eight = predicted_size(config, tokens, quantized=True, bytes_per_value=2, source=source)
+    return Cache(tokens, 1, sizes | {"int8": eight})
 
 
 def run_of(subject: Subject, setting: Setting, flops: Flops, asked: Asked) -> Run:

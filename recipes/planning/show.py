@@ -72,7 +72,10 @@ def _throughput(text: str) -> float:
         if measured:
             return float(measured)
         raise UserError(f"--throughput {text}: the run has not finished, or counted no tokens")
-    return read_count(text, "--throughput")
+    try:
+        return read_count(text, "--throughput")
+    except UserError as error:
+        raise UserError(f"{error}, or a run's folder (there is no {file})") from None
 
 
 def _peak(text: str) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import UserError
 from ..introspection import UNKNOWN, class_fields
 from ..objectives import objective_class
 from ..schema import OBJECTIVES, Recipe
@@ -17,6 +18,8 @@ from .subject import LENGTH, Subject
 EXACT = ("pretrain", "sft", "mlm", "mlm-nsp", "seq2seq", "classify", "token-classify", "reward")
 # Those that read two answers a row.
 PAIRS = ("reward", "dpo", "orpo", "cpo", "simpo")
+# Those whose step is of another model.
+DRAFTERS = ("medusa", "eagle", "mtp")
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,14 @@ def setting_of(
         batch, length: rows of a forward pass and tokens of a row, instead of the recipe's.
 
     Raises:
-        UserError: what the optimiser keeps is not known.
+        UserError: what the optimiser keeps is not known, or the objective trains a drafter.
     """
     recipe, config, kind = subject.recipe, subject.config, subject.recipe.objective.kind
+    if kind in DRAFTERS:
+        raise UserError(
+            f"objective.kind: {kind!r} trains a drafter beside its base, which is not planned from the config alone: "
+            "`anyformer train NAME --dry-run` says its sizes and steps"
+        )
     known = objective_class(kind, config.architecture)
     optimizer = str(trainer_value(recipe, "optim") or "adamw_torch_fused")
     check_known(optimizer)
@@ -74,6 +82,8 @@ def setting_of(
             f"a step of objective {kind} does more than learn from its batch: what it samples or compares with is not "
             "in these figures"
         )
+    if length is None and not subject.bare and not _stated_length(recipe):
+        remarks.append(f"rows of {target:,} tokens, the model's longest, as the recipe says no length: --length does")
     packing = getattr(recipe.objective, "packing", None) or recipe.train.get("packing")
     even = packing == "blocks" or (rows[0] * per_row == 1 and not packing)
     supervised = float(getattr(recipe.objective, "mlm_probability", 1.0))
@@ -133,10 +143,16 @@ def _lengths(subject: Subject, length: int | None) -> tuple[int, int]:
     if recipe.objective.kind == "seq2seq":
         limits: Sequence[Any] = (options.max_target_length, options.max_source_length)  # type: ignore[attr-defined]
     else:
-        limit = getattr(options, "max_length", None) or trainer_value(recipe, "max_length")
-        limits = (limit, limit)
+        limits = 2 * (_stated_length(recipe),)
     target, source = (length or min(limit or longest, longest) for limit in limits)
     return target, source if both else 0
+
+
+def _stated_length(recipe: Recipe) -> int | None:
+    """The longest row by the recipe or its trainer."""
+    if recipe.objective.kind == "seq2seq":
+        return recipe.objective.max_target_length  # type: ignore[attr-defined]
+    return getattr(recipe.objective, "max_length", None) or trainer_value(recipe, "max_length")
 
 
 def _mixed(recipe: Recipe, device: Device) -> str:

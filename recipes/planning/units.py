@@ -8,6 +8,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _BYTES_OF = {"": 10**9, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _BYTES_OF |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _TIMES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
+MOST = 1e24  # tokens, or operations a second, that anybody plans with
 _NUMBER = re.compile(r"(\d+(?:[.,_]\d+)*(?:e[+-]?\d+)?)\s*([a-z]*)")
 
 
@@ -39,7 +40,7 @@ def read_bytes(text: str, where: str) -> int:
         UserError: it is no size.
     """
     number, unit = _parts(text)
-    if number is None or unit not in _BYTES_OF or number <= 0:
+    if number is None or unit not in _BYTES_OF or not 1 <= number * _BYTES_OF[unit] <= MOST:
         raise UserError(f"{where}: {text!r} is no size of memory: write 80GB, 24GiB or 512MB")
     return round(number * _BYTES_OF[unit])
 
@@ -48,11 +49,11 @@ def read_count(text: str, where: str) -> float:
     """`15T` -> 15 * 10^12, `1.5e12`, `300M`.
 
     Raises:
-        UserError: it is no number above 0.
+        UserError: it is no number from 1 to `MOST`.
     """
     number, unit = _parts(text)
-    if number is None or unit not in _TIMES or number <= 0:
-        raise UserError(f"{where}: {text!r} is no number above 0: write 15T, 300M, 1.5e9 or 20000")
+    if number is None or unit not in _TIMES or not 1 <= number * _TIMES[unit] <= MOST:
+        raise UserError(f"{where}: {text!r} is no number from 1 to {MOST:.0e}: write 15T, 300M, 1.5e9 or 20000")
     return number * _TIMES[unit]
 
 

@@ -428,6 +428,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 import anyformer
 from transformers import AutoModelForCausalLM
+from anyformer.recipes.parallel.world import leave
 
 dist.init_process_group("gloo")
 mesh = dist.init_device_mesh("cpu", (2,))
@@ -443,7 +444,7 @@ for kind in ("replicated", "sharded", "head sharded by itself"):
     whole = {n: p.grad if kind == "replicated" else p.grad.full_tensor() for n, p in model.named_parameters()}
     if dist.get_rank() == 0:
         torch.save(whole, f"{folder}/{kind}.pt")
-dist.destroy_process_group()
+leave()
 """
 
 

@@ -105,3 +105,9 @@ def test_chunks_without_a_cache_are_refused(tiny):
 def test_chunks_of_a_prompt_that_speculation_would_read_whole_are_refused(tiny):
     with pytest.raises(ValueError, match="speculative decoding reads its prompt whole"):
         tiny().generate(ids(1, 9), prefill_chunk_size=4, prompt_lookup_num_tokens=2, **GREEDY)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, True, "all"])
+def test_a_chunk_is_a_number_of_tokens(tiny, size):
+    with pytest.raises(ValueError, match=r"prefill_chunk_size=.*a number of tokens from 1, or None"):
+        tiny().generate(ids(1, 5), prefill_chunk_size=size, **GREEDY)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import anyformer
 from transformers import AutoModelForCausalLM
+from anyformer.recipes.parallel.world import leave
 
 dist.init_process_group("gloo")
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], tp_plan="auto")
@@ -23,7 +24,7 @@ local = local.to_local() if hasattr(local, "to_local") else local
 if dist.get_rank() == 0:
     torch.save({"logits": output.logits.detach(), "loss": output.loss.detach(), "rows": local.shape[0],
                 "grad": model.model.norm.weight.grad}, sys.argv[2])
-dist.destroy_process_group()
+leave()
 """
 
 LATENT = {"attention": "mla", "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}

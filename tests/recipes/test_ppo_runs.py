@@ -39,11 +39,12 @@ import torch
 
 sys.path.insert(0, sys.argv[1])
 from ppo_runs import distributed_run
+from anyformer.recipes.parallel.world import leave
 
 result = distributed_run(sys.argv[2], per_device=2, accumulation=1)
 if os.environ["RANK"] == "0":
     torch.save(result, sys.argv[2] + "/out.pt")
-torch.distributed.destroy_process_group()
+leave()
 """
 
 

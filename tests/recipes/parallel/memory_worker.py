@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from anyformer import AnyformerConfig, AnyformerForCausalLM
 from anyformer.recipes.parallel.strategy import asked_for
 from anyformer.recipes.parallel.whole import own_part, save_whole
-from anyformer.recipes.parallel.world import begun, gathered
+from anyformer.recipes.parallel.world import begun, gathered, leave
 
 # glibc's number of the option, and from where on memory that is freed goes back to the system at once.
 _MMAP_THRESHOLD, _BYTES = -3, 64 * 1024
@@ -76,6 +76,7 @@ def main() -> None:
         save_whole(model, folder, file_bytes=file_bytes)
         found = {"part": part, "before": before, "peak": resident("VmHWM"), "tensor": largest}
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
+    leave()
 
 
 if __name__ == "__main__":

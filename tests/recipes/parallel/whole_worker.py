@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from anyformer import AnyformerForCausalLM
 from anyformer.recipes.parallel.strategy import asked_for
 from anyformer.recipes.parallel.whole import save_whole
-from anyformer.recipes.parallel.world import begun
+from anyformer.recipes.parallel.world import begun, leave
 
 
 def main() -> None:
@@ -25,6 +25,7 @@ def main() -> None:
         fully_shard([model.model.embed_tokens, model.model.norm, model.lm_head])
         fully_shard(model)
         save_whole(model, folder, file_bytes=file_bytes)
+    leave()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.parallel import world as joined
 from anyformer.recipes.parallel.strategy import Parallel
-from anyformer.recipes.parallel.world import begun
+from anyformer.recipes.parallel.world import begun, leave
 from anyformer.recipes.run import run_recipe
 
 
@@ -109,6 +109,7 @@ def main() -> None:
             results.append(str(error))
     if rank == 0:
         Path(sys.argv[2]).write_text(json.dumps(results), encoding="utf-8")
+    leave()
 
 
 if __name__ == "__main__":
