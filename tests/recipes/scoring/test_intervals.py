@@ -1,0 +1,51 @@
+"""Intervals hold what they should hold as often as they should."""
+
+import math
+
+import numpy as np
+import pytest
+
+from anyformer.recipes.scoring.intervals import LEVEL, exp_ratio, interval, mean, ratio, share_interval
+
+
+def test_a_mean_has_the_interval_of_the_normal_law():
+    rows = np.random.default_rng(3).normal(2.0, 1.5, 4000)
+    low, high = interval(rows)
+    expected = 1.96 * rows.std(ddof=1) / math.sqrt(len(rows))
+    assert low == pytest.approx(rows.mean() - expected, abs=0.1 * expected)
+    assert high == pytest.approx(rows.mean() + expected, abs=0.1 * expected)
+
+
+def test_the_true_value_lies_inside_as_often_as_promised():
+    rng = np.random.default_rng(5)
+    held = sum(low <= 0.3 <= high for low, high in (interval(rng.random(60) < 0.3) for _ in range(300)))
+    assert abs(held / 300 - LEVEL) < 0.04
+
+
+def test_ratios_weigh_rows_by_their_tokens_and_are_drawn_by_row():
+    table = np.array([[2.0, 1.0], [3.0, 3.0], [10.0, 4.0]])
+    assert ratio(table) == pytest.approx(15 / 8) and exp_ratio(table) == pytest.approx(math.exp(15 / 8))
+    low, high = interval(table, ratio)
+    assert 1.0 <= low < 15 / 8 < high <= 2.5
+
+
+def test_pairs_leave_out_what_rows_share():
+    rng = np.random.default_rng(7)
+    hardness = rng.normal(0, 5, 200)
+    first, second = hardness + rng.normal(0, 0.1, 200), hardness + 0.2 + rng.normal(0, 0.1, 200)
+    low, high = interval(np.stack([first, second], 1), lambda rows: (rows[..., 1] - rows[..., 0]).mean(-1))
+    assert 0.1 < low < 0.2 < high < 0.3
+
+
+def test_the_same_rows_give_the_same_interval_and_one_row_gives_none():
+    rows = np.arange(50.0)
+    assert interval(rows) == interval(rows, mean)
+    assert all(math.isnan(bound) for bound in interval([1.0]))
+
+
+def test_shares_have_the_interval_of_wilson():
+    """Values of Newcombe (1998), table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
+    for hits, count, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611)):
+        assert share_interval(hits, count) == pytest.approx((low, high), abs=5e-5)
+    assert share_interval(1, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
+    assert share_interval(5, 5)[1] == 1.0 and all(math.isnan(bound) for bound in share_interval(0, 0))
