@@ -3,7 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,20 @@ class Sample:
 def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: int) -> HeldOut:
     """Loss on a data set with `input_ids` and `labels`, and with `position_ids` where rows hold several documents.
 
-    Batches group rows of like length; the value does not depend on them, because the sum runs over tokens.
+    The value does not depend on batches, because the sum runs over tokens.
     """
+    rows = row_losses(model, dataset, pad_token_id=pad_token_id, batch_size=batch_size)
+    total, tokens = rows.sum(0)
+    return HeldOut(loss=float(total / max(tokens, 1)), tokens=int(tokens), rows=len(rows))
+
+
+def row_losses(model: Any, dataset: Any, *, pad_token_id: int, batch_size: int) -> "np.ndarray":
+    """Summed cross-entropy in nats and number of supervised tokens of each row, shape (rows, 2), float64.
+
+    Args:
+        dataset: as `held_out_loss` has it. Batches group rows of like length; the result is in the order of the rows.
+    """
+    import numpy as np
     import torch
 
     from .tokens.padding import pad_rows
@@ -49,21 +64,23 @@ def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: in
     # Rows in token shards tell their lengths unread, and only those of a batch are held.
     held = dataset if hasattr(dataset, "length") else [dict(row) for row in dataset]
     length = getattr(dataset, "length", lambda index: len(held[index]["input_ids"]))
-    rows = sorted(range(len(held)), key=length)
-    total, count = 0.0, 0
+    order = sorted(range(len(held)), key=length)
+    found = np.zeros((len(order), 2))
     with evaluating(model), torch.no_grad():
-        for start in range(0, len(rows), batch_size):
-            padded = pad_rows([held[index] for index in rows[start : start + batch_size]], pad_token_id)
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            padded = pad_rows([held[index] for index in rows], pad_token_id)
             batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
             labels = batch.pop("labels")
             logits = model(**batch, use_cache=False).logits[:, -labels.shape[1] :]  # behind the soft prompt, if any
-            logits = logits[:, :-1]  # [batch, length - 1, vocab]
-            supervised = labels[:, 1:] != -100
-            loss = torch.nn.functional.cross_entropy(
-                logits[supervised].float(), labels[:, 1:][supervised], reduction="sum"
-            )
-            total, count = total + loss.item(), count + int(supervised.sum())
-    return HeldOut(loss=total / max(count, 1), tokens=count, rows=len(rows))
+            logits, labels = logits[:, :-1], labels[:, 1:]  # [batch, length - 1, vocab]
+            supervised = labels != -100
+            losses = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
+            losses[supervised] = torch.nn.functional.cross_entropy(
+                logits[supervised].float(), labels[supervised], reduction="none"
+            ).double()
+            found[rows] = torch.stack([losses.sum(1), supervised.sum(1).double()], 1).cpu().numpy()
+    return found
 
 
 def greedy_answers(

@@ -156,7 +156,10 @@ def _work_to_do(pipeline: Pipeline, record: Record, *, resume: bool, overwrite: 
             RunFolder(stage.folder).check("", resume=False, overwrite=True)
     begun = [stage for stage in pipeline.stages if not RunFolder(stage.folder).empty]
     if resume:
-        return _resumption(pipeline, record)
+        work = _resumption(pipeline, record)
+        if set(work.values()) == {"skip"} and record.values.get("finished"):
+            raise UserError(f"{pipeline.folder} holds a finished pipeline: there is nothing to resume")
+        return work
     if begun and not overwrite:
         done = [stage.name for stage in begun if RunFolder(stage.folder).finished]
         choices = "--overwrite to replace it, or train.output_dir=… for another folder"
@@ -179,9 +182,17 @@ def _resumption(pipeline: Pipeline, record: Record) -> dict[str, Work]:
             work[stage.name] = "resume" if folder.checkpoints else "start"
         if work[stage.name] != "start":
             _check_same(pipeline, stage, record, work)
-    if set(work.values()) == {"skip"} and record.values.get("finished"):
-        raise UserError(f"{pipeline.folder} holds a finished pipeline: there is nothing to resume")
     return work
+
+
+def finished(pipeline: Pipeline) -> bool:
+    """Whether all stages and the report are done, of this very pipeline.
+
+    Raises:
+        UserError: a stage's run was made by another recipe, from other rows or from other outputs.
+    """
+    record = Record(pipeline.folder / RECORD)
+    return set(_resumption(pipeline, record).values()) == {"skip"} and bool(record.values.get("finished"))
 
 
 def _check_same(pipeline: Pipeline, stage: Stage, record: Record, work: Mapping[str, Work]) -> None:

@@ -316,11 +316,11 @@ def write_report(pipeline: Pipeline, figures: dict[str, Any], *, report: Path, c
     drawn = pipeline.stages[-1].recipe.logging.plot and _write_curves(figures, curves)
     parts = [f"# {pipeline.name}\n", "## Stages\n"]
     head = ("stage", "objective", "starts from", "steps", "figure", "before", "after")
-    parts += [_table(head, stage_rows(figures))]
+    parts += [markdown_table(head, stage_rows(figures))]
     if comparison := figures["comparison"]:
         parts += ["## The models on the same prompts\n", f"{_about(comparison)} Held out: {comparison['split']}.\n"]
         parts += [
-            _table(("model", "reward", "tokens", "stopped"), model_rows(comparison)),
+            markdown_table(("model", "reward", "tokens", "stopped"), model_rows(comparison)),
             f"{kl_sentence(comparison)}\n",
         ]
     if drawn:
@@ -336,10 +336,11 @@ def _sample_parts(comparison: dict[str, Any]) -> Iterator[str]:
         (sample["prompt"], sample["reference"], *(_judged(sample["answers"][name]) for name in names))
         for sample in comparison["samples"]
     ]
-    yield _table(("prompt", "in the data", *names), rows)
+    yield markdown_table(("prompt", "in the data", *names), rows)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts, which stand in it as they are."""
     lines = [head, ["---"] * len(head), *([_cell(text) for text in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 

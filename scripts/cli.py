@@ -23,6 +23,7 @@ VERBS = {
     "train": "train",
     "data": "data",
     "plan": "plan",
+    "ladder": "ladder",
     "chat": "chat",
     "generate": "generate",
     "serve": "serve",
