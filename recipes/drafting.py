@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import UserError
 from .evaluation import virtual_tokens
 from .generator import Generator, open_generator
-from .models import load_pretrained, resolve_path
+from .models import check_there, load_pretrained, resolve_path
 from .objectives.preference import plain_model
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def with_draft(generator: Generator, place: str, *, trust_remote_code: bool = Fa
         raise UserError(f"--draft {place}: drafts are for decoders, and the model is an encoder-decoder: leave it out")
     if virtual_tokens(generator.model):
         raise UserError(f"--draft {place}: the model is a soft prompt, behind which no draft is checked: leave it out")
+    if place != LOOKUP:
+        check_there(place)
     generator = replace(generator, model=_ours(generator.model))
     if place == LOOKUP:
         draft = Draft({"prompt_lookup_num_tokens": LOOKUP_TOKENS})

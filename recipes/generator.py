@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from .adapters.saved import KINDS
 from .errors import UserError
 from .evaluation import virtual_tokens
-from .models import adapter_folder, auto_class_of, holds_tokenizer, load_pretrained, load_tokenizer_from, resolve_path
+from .models import (
+    adapter_folder,
+    auto_class_of,
+    check_there,
+    holds_tokenizer,
+    load_pretrained,
+    load_tokenizer_from,
+    resolve_path,
+)
 from .run_folder import RECIPE
 from .soft_prompts import positions_taken
 from .tokens.padding import pad_rows
@@ -167,6 +175,7 @@ def open_generator(path: str, *, trust_remote_code: bool = False) -> Generator:
     Raises:
         UserError: no model or tokenizer there, or one that writes nothing; says what it is for.
     """
+    check_there(path)
     auto_class = _auto_class_of(path)
     model = load_pretrained(path, trust_remote_code=trust_remote_code, auto_class=auto_class)
     tokenizer = load_tokenizer_from(_tokenizer_place(path), trust_remote_code=trust_remote_code)

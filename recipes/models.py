@@ -4,6 +4,7 @@
 installed Python package, so that a real model can come from a package index alone.
 """
 
+import difflib
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .context_extension import complete_rope, extend_context
 from .errors import UserError
 from .loading import load_preset
+from .run_folder import RECIPE
 from .tokens.byte_tokenizer import BYTES, byte_tokenizer
 from .tokens.learned_tokenizer import learn_tokenizer, learned_size
 
@@ -67,6 +69,29 @@ def resolve_path(path: str) -> str:
             f"model path {path!r}: the package has no file or folder {file!r}; models in it: {held or 'none'}"
         )
     return str(found)
+
+
+def check_there(path: str) -> None:
+    """Of a path that can be no Hub id: the Hub would be asked for a minute, and say something else.
+
+    Raises:
+        UserError: it leads nowhere, or is empty.
+    """
+    if not path.strip():
+        raise UserError("an empty text names no model: give a folder, a .gguf file or a Hub id")
+    place = Path(path).expanduser()
+    if place.exists() or ":" in path:
+        return
+    beside = sorted(each.name for each in place.parent.iterdir()) if "/" in path and place.parent.is_dir() else []
+    local = place.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1 or place.suffix == ".gguf"
+    if local or any(_holds_model(place.parent / name) for name in beside):
+        near = difflib.get_close_matches(place.name, beside, n=3)
+        hint = f"; did you mean {' or '.join(str(place.parent / name) for name in near)}?" if near else ""
+        raise UserError(f"{path}: no such folder or file{hint}")
+
+
+def _holds_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json", RECIPE))
 
 
 def _models_in(folder: Path) -> list[str]:

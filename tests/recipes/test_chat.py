@@ -302,7 +302,7 @@ def test_no_chat_template(folder, tmp_path, talk):
 
 
 def test_no_model_or_no_tokenizer(folder, tmp_path, talk):
-    with pytest.raises(UserError, match="no model can be opened there"):
+    with pytest.raises(UserError, match="at/all: no such folder or file"):
         talk("hello", path="/nowhere/at/all")
     AnyformerForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "m")
     with pytest.raises(UserError, match="no tokenizer can be read"):
@@ -325,7 +325,7 @@ def test_piped_input(folder, last):
 
 def test_a_mistake_is_status_2(folder):
     for words, part in (
-        (["/nowhere/at/all"], "/nowhere/at/all: no model"),
+        (["/nowhere/at/all"], "/nowhere/at/all: no such"),
         ([str(folder), "--max-new-tokens", "0"], "--max-new-tokens"),
     ):
         done = anyformer("chat", *words, typed="hello\n")

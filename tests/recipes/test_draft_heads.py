@@ -267,7 +267,7 @@ def test_what_cannot_draft_is_told(runs, small, tiny, tiny_checkpoint, tmp_path)
 
     assert "this drafter was made for another base" in refused(small, runs("medusa"))
     assert "is a drafter, which writes nothing by itself" in told("generate", runs("medusa"), "one", status=2)[1]
-    assert "no model can be opened there" in refused(tiny_checkpoint, tmp_path / "absent")
+    assert "absent: no such folder or file" in refused(tiny_checkpoint, tmp_path / "absent")
     other = tmp_path / "other"
     tiny().save_pretrained(other)
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)

@@ -201,7 +201,7 @@ def test_what_cannot_be_served_is_said(tiny, tmp_path, learned, servers):
     for folder in ("both", "global"):
         learned.tokenizer.save_pretrained(tmp_path / folder)
     for arguments, reason in (
-        ([str(tmp_path / "absent"), "--port", "0"], "no model can be opened there"),
+        ([str(tmp_path / "absent"), "--port", "0"], "absent: no such folder or file"),
         ([str(learned.folder), "--port", taken], f"cannot listen at 127.0.0.1, port {taken}"),
         ([str(tmp_path / "both"), "--port", "0"], "is an encoder-decoder"),
         ([str(tmp_path / "global"), "--port", "0", "--continuous-batching"], "leaves a window"),
