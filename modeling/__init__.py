@@ -13,7 +13,8 @@ from .heads import (
     AnyformerForSequenceClassification,
     AnyformerForTokenClassification,
 )
-from .modeling_anyformer import AnyformerModel, AnyformerPreTrainedModel
+from .modeling_anyformer import AnyformerModel
+from .pretrained import AnyformerPreTrainedModel
 from .registry import ATTENTIONS, DRAFTERS, LAYERS, MLPS, NORMS, POSITION_EMBEDDINGS, ROUTERS
 
 __all__ = [

@@ -10,9 +10,10 @@ from torch import nn
 
 from .configuration_anyformer import AnyformerConfig
 from .losses import IGNORED, router_losses
-from .modeling_anyformer import AnyformerModel, AnyformerPreTrainedModel
+from .modeling_anyformer import AnyformerModel
 from .moe import AnyformerRouter
 from .outputs import AnyformerHeadOutput, AnyformerModelOutput
+from .pretrained import AnyformerPreTrainedModel
 
 
 class AnyformerHead(AnyformerPreTrainedModel):

@@ -7,7 +7,8 @@ from .classifier_heads import (
 )
 from .generation_heads import AnyformerForCausalLM, AnyformerForConditionalGeneration
 from .language_heads import AnyformerForMaskedLM, AnyformerForPreTraining
-from .modeling_anyformer import AnyformerModel, AnyformerPreTrainedModel
+from .modeling_anyformer import AnyformerModel
+from .pretrained import AnyformerPreTrainedModel
 
 HEADS: dict[str, type[AnyformerPreTrainedModel]] = {
     "base": AnyformerModel,

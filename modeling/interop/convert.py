@@ -14,7 +14,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from ..configuration_anyformer import AnyformerConfig
 from ..heads import HEADS
-from ..modeling_anyformer import AnyformerPreTrainedModel
+from ..pretrained import AnyformerPreTrainedModel
 from .families import FAMILIES
 from .family import ConversionError, Family, Rules
 from .source import FolderSource, Source, open_source
