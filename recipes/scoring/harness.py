@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import UserError
 from ..models import first_line
 from .intervals import Statistic, exp_ratio, interval, ratio
@@ -61,10 +63,12 @@ def run_harness(
         there is neither. `details`: `task`, `metric`, `filter`, `standard_error`, `version` and `num_fewshot`.
 
     Raises:
-        UserError: the package is not installed, an unknown task, or one whose data cannot be had or which would run
-            code of the model.
+        UserError: the package is not installed, an encoder, an unknown task, or one whose data cannot be had or which
+            would run code of the model.
     """
     require_harness()
+    if getattr(model.config, "architecture", None) == "encoder":
+        raise UserError("lm-evaluation-harness measures models that write; this one is an encoder")
     manager = _manager(tasks)
     with _quiet():
         from lm_eval import simple_evaluate
@@ -177,4 +181,4 @@ def _redrawn(samples: Sequence[dict[str, Any]], metric: str, name: str) -> tuple
     pairs = [sample[metric] for sample in samples if sample.get("filter", name) == name]
     if len(pairs) < 2:
         return math.nan, math.nan
-    return interval([(-total, weight) for total, weight in pairs], _WEIGHTED[metric])
+    return interval(np.array([(-total, weight) for total, weight in pairs]), _WEIGHTED[metric])

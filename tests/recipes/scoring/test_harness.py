@@ -23,7 +23,7 @@ def harness() -> Any:
     return pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install lm_eval")
 
 
-def build(positions: int) -> tuple[Any, Any]:
+def build(positions: int, architecture: str = "decoder") -> tuple[Any, Any]:
     import torch
 
     from anyformer.modeling import HEADS, AnyformerConfig
@@ -32,6 +32,8 @@ def build(positions: int) -> tuple[Any, Any]:
     tokenizer = byte_tokenizer()
     torch.manual_seed(0)
     config = AnyformerConfig(
+        architecture=architecture,
+        decoder_start_token_id=tokenizer.bos_token_id,
         vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=48,
@@ -44,7 +46,8 @@ def build(positions: int) -> tuple[Any, Any]:
         eos_token_id=tokenizer.eos_token_id,
         initializer_range=0.3,
     )
-    return HEADS["causal_lm"](config).eval(), tokenizer
+    head = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder": "seq2seq_lm"}[architecture]
+    return HEADS[head](config).eval(), tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +96,23 @@ def test_log_likelihoods_are_those_of_a_loop(wrapped: Any, small: tuple[Any, Any
         expected, likeliest = log_likelihood(model, before + after, len(after))
         assert value == pytest.approx(expected, abs=1e-4)  # a sum over up to 14 tokens
         assert greedy == likeliest
+
+
+def test_an_encoder_decoder_reads_what_it_is_given_and_answers(harness: Any) -> None:
+    import torch
+    from lm_eval.models.huggingface import HFLM
+
+    model, tokenizer = build(POSITIONS, "encoder-decoder")
+    pairs = [pair for pair in PAIRS if pair[0]]
+    found = HFLM(model, backend="seq2seq", tokenizer=tokenizer, batch_size=2).loglikelihood(
+        requests("loglikelihood", pairs)
+    )
+    for (context, answer), (value, _) in zip(pairs, found, strict=True):
+        read, ids = (torch.tensor([tokenizer(text)["input_ids"]]) for text in (context, answer))
+        shifted = torch.cat([torch.full((1, 1), tokenizer.bos_token_id), ids[:, :-1]], dim=1)
+        with torch.no_grad():
+            log_probs = model(input_ids=read, decoder_input_ids=shifted).logits.log_softmax(-1)
+        assert value == pytest.approx(log_probs.gather(2, ids[..., None]).sum().item(), abs=1e-4)
 
 
 def rolling(model: Any, ids: list[int], prefix: int) -> float:
@@ -234,6 +254,8 @@ def test_the_choices_of_a_document_are_one_right_and_others(monkeypatch: pytest.
 def test_mistakes_are_told(small: tuple[Any, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="shipped: anyformer_docstrings"):
         run_harness(*small, [])
+    with pytest.raises(UserError, match="this one is an encoder"):
+        run_harness(*build(POSITIONS, "encoder"), ["anyformer_text"])
     broken = tmp_path / "broken.yaml"
     broken.write_text(
         "task: broken\ndataset_path: json\ndataset_kwargs: {data_files: /none.jsonl}\ntest_split: train\n"
