@@ -49,6 +49,7 @@ _LOADING_ARGUMENTS = {
     "adapter_kwargs",
     "code_revision",
     "device_map",
+    "gguf_file",
     "key_mapping",
     "max_memory",
     "offload_buffers",

@@ -323,12 +323,17 @@ class RewardModel:
         import torch
 
         rows = self._encoded(prompts, completions)
-        scores: Scores = []
-        for start in range(0, len(rows), self.batch_size):
-            batch = self.tokenizer.pad({"input_ids": rows[start : start + self.batch_size]}, padding_side="right")
+        scores = [0.0] * len(rows)
+        # Rows of like length share a batch, so that little is padded.
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+        for start in range(0, len(order), self.batch_size):
+            indices = order[start : start + self.batch_size]
+            batch = self.tokenizer.pad({"input_ids": [rows[index] for index in indices]}, padding_side="right")
             inputs = {n: torch.tensor(batch[n], device=self.model.device) for n in ("input_ids", "attention_mask")}
             with torch.no_grad():
-                scores += self.model(**inputs).logits[:, 0].float().tolist()
+                found = self.model(**inputs).logits[:, 0].float().tolist()
+            for index, score in zip(indices, found, strict=True):
+                scores[index] = score
         return scores
 
     def _encoded(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[list[int]]:

@@ -163,7 +163,7 @@ def test_misspelt_override_is_refused(tmp_path):
         AnyformerConfig.from_pretrained(tmp_path, num_attention_heads=6)
     assert AnyformerConfig.from_pretrained(tmp_path, num_hidden_layers=3).num_hidden_layers == 3
     # Programs hand the config what is meant for the weights, `transformers serve` among them.
-    assert not hasattr(AnyformerConfig.from_pretrained(tmp_path, device_map="auto", tqdm_class=None), "device_map")
+    assert not hasattr(AnyformerConfig.from_pretrained(tmp_path, device_map="auto", gguf_file=None), "device_map")
 
 
 def test_misspelt_field_in_config_json_is_refused(tmp_path):
