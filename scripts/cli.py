@@ -23,6 +23,7 @@ VERBS = {
     "train": "train",
     "data": "data",
     "plan": "plan",
+    "show": "show",
     "chat": "chat",
     "generate": "generate",
     "serve": "serve",
