@@ -98,7 +98,7 @@ class Diagram:
 
 
 def fold(layers: Sequence[Layer], first: int = 0) -> tuple[Group, ...]:
-    """Runs of equal layers and patterns that return, as groups; whichever covers the most layers, the shortest first."""
+    """Runs of equal layers and patterns that return, as groups: of patterns that cover equally many, the shortest."""
     groups: list[Group] = []
     place = 0
     while place < len(layers):

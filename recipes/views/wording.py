@@ -60,7 +60,7 @@ def attention_box(attention: nn.Module, config: Any, place: int, positions: nn.M
         place: of the layer in the patterns.
         positions: the stack's.
     """
-    lines = []
+    lines: list[str] = []
     if type(attention) is LatentAttention:
         title = "Multi-head latent attention"
         lines += _latents(config)
@@ -101,7 +101,8 @@ def _heads(heads: int, shared: int, width: int) -> str:
 
 def _latents(config: Any) -> Iterator[str]:
     nope, rope = config.qk_nope_head_dim, config.qk_rope_head_dim
-    yield f"{config.num_attention_heads} heads: queries and keys of {nope} + {rope} rotated, values of {config.v_head_dim}"
+    heads, values = config.num_attention_heads, config.v_head_dim
+    yield f"{heads} heads: queries and keys of {nope} + {rope} rotated, values of {values}"
     yield f"keys and values from a latent of {config.kv_lora_rank:,}"
     if config.q_lora_rank is None:
         yield "queries directly from the stream"
