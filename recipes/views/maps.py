@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from ..generator import require_text
+from ..generator import position_limit, require_text
 from ..inspection.pieces import special_ids, token_text, visible
 from ..planning.fake_model import plain
 from ..planning.subject import Subject
@@ -54,7 +54,7 @@ def attention_weights(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, t
     kinds = ("encoder_attentions", "decoder_attentions", "cross_attentions") if both else ("attentions",)
     found = {kind: tuple(getattr(outputs, kind) or ()) for kind in kinds}
     if any(not layers or any(weights is None for weights in layers) for layers in found.values()):
-        name = body.config.attention
+        name = getattr(body.config, "attention", type(body).__name__)
         raise UserError(f"attention={name!r} gives no weights: its `forward` must return (output, weights)")
     return {kind: tuple(weights.float() for weights in layers) for kind, layers in found.items()}
 
@@ -127,7 +127,7 @@ def _first(layers: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 def _checked(ids: list[int], where: str, config: Any) -> list[int]:
     if not ids:
         raise UserError(f"{where}: the text is empty, and so are its maps")
-    longest = min(MOST_TOKENS, config.position_limit or MOST_TOKENS)
+    longest = min(MOST_TOKENS, position_limit(config) or MOST_TOKENS)
     if len(ids) > longest:
         raise UserError(f"{where}: {len(ids)} tokens are too many for a picture: at most {longest}")
     if max(ids) >= config.vocab_size:

@@ -202,7 +202,7 @@ def mlp_box(mlp: nn.Module, config: Any) -> Box:
     ]
     if mlp.shared_expert is not None:
         gate = ", weighted by a sigmoid gate" if mlp.shared_expert_gate is not None else ""
-        lines.append(f"one more for every token, width {config.shared_expert_intermediate_size:,}{gate}")
+        lines.append(f"a shared expert for every token, width {config.shared_expert_intermediate_size:,}{gate}")
     lines += _router(mlp.router, config)
     return Box("mlp", "Mixture of experts", tuple(lines))
 

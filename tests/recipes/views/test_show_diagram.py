@@ -116,7 +116,7 @@ FIELDS = {
     "router_bias_update_rate": (MOE | {"router_score_bias": True}, 0.001, "moved by 0.001"),
     "router_aux_loss_coef": (MOE, 0.01, "balancing 0.01"),
     "router_z_loss_coef": (MOE, 0.002, "router z 0.002"),
-    "shared_expert_intermediate_size": (MOE, 40, "one more for every token, width 40"),
+    "shared_expert_intermediate_size": (MOE, 40, "a shared expert for every token, width 40"),
     "shared_expert_gate": (MOE | {"shared_expert_intermediate_size": 40}, True, "weighted by a sigmoid gate"),
     "tie_word_embeddings": ({}, True, "tied: the weight of the token embeddings"),
     "lm_head_bias": ({}, True, "32 → 99, bias"),
