@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -253,6 +254,46 @@ class TwiceAdded(PreNormLayer):
         return hidden_states + 2 * block(hidden_states)
 
 
+class Whole(nn.Module):
+    """A layer that shares nothing with those here."""
+
+    layer_type, place, gradient_checkpointing = "full_attention", 0, False
+
+    def __init__(self, config, layer_idx, causal=True, crosses=False):
+        super().__init__()
+        self.scan = nn.Linear(config.hidden_size, config.hidden_size)
+
+
+class Wavelets(registry.POSITION_EMBEDDINGS["none"]):
+    adds_bias = True
+
+    def __init__(self, config, causal=True):
+        super().__init__(config, causal)
+        self.widths = nn.Parameter(torch.ones(config.num_attention_heads, 3))
+
+
+class Halving(nn.Module):
+    def __init__(self, size, eps):
+        super().__init__()
+
+
+class Fixed(registry.ROUTERS["softmax"]):
+    pass
+
+
+def test_whole_layers_positions_norms_and_routers_of_ones_own_are_drawn(registered):
+    registered(registry.LAYERS, "whole", Whole)
+    registered(registry.POSITION_EMBEDDINGS, "wavelets", Wavelets)
+    registered(registry.NORMS, "halving", Halving)
+    registered(registry.ROUTERS, "fixed", Fixed)
+    text = unwrapped(text_of(norm_position="whole"))
+    assert "Whole (norm_position: whole)" in text and "scan: 32 → 32, bias" in text and "× 4" in text
+    text = unwrapped(text_of(position_embedding="wavelets", norm="halving", router="fixed", **MOE))
+    assert "positions: Wavelets (position_embedding: wavelets)" in text and "widths: 4 × 3" in text
+    assert "a bias on the scores by Wavelets" in text
+    assert "├─▶ Halving" in text and "▼ Halving" in text and "router: Fixed (router: fixed)" in text
+
+
 def test_blocks_of_ones_own_are_drawn(registered):
     registered(registry.MLPS, "doubling", Doubling)
     registered(registry.ATTENTIONS, "mixing", Mixing)
@@ -261,6 +302,11 @@ def test_blocks_of_ones_own_are_drawn(registered):
     for words in ("Doubling (mlp: doubling)", "mix: 32 → 64, bias", "scale: 3", "Mixing (attention: mixing)"):
         assert words in text
     assert "taps: 32 → 5" in text and "TwiceAdded (norm_position: twice)" in text
+
+
+def test_the_document_shows_what_the_command_prints():
+    text = (Path(__file__).parents[3] / "docs/show.md").read_text(encoding="utf-8")
+    assert f"$ anyformer show llama-3-8b\n{run('llama-3-8b')}```" in text
 
 
 def test_the_head_is_that_of_the_folder(tiny_bert, tiny_checkpoint):
