@@ -26,6 +26,7 @@ def draw(maps: Sequence[Maps], chosen: Chosen, name: str, file: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    maps = [each for each in maps if min(chosen.layers) < len(each.weights)]
     rows = [[layer for layer in chosen.layers if layer < len(each.weights)] for each in maps]
     sizes = [(_side(each.keys), _side(each.queries)) for each in maps]
     wide = max(len(chosen.heads) * (width + _GAP) for width, _ in sizes) + _LABELS + 0.3

@@ -16,6 +16,7 @@ from anyformer.recipes.run import run_recipe
 from anyformer.recipes.tokens.byte_tokenizer import byte_tokenizer
 from anyformer.recipes.views.chosen import MOST_MAPS, choose
 from anyformer.recipes.views.maps import attention_weights, maps_of
+from anyformer.recipes.views.picture import draw
 from anyformer.recipes.views.weights import open_weights
 from anyformer.scripts.cli import app
 
@@ -195,3 +196,17 @@ def test_a_trained_recipe_is_looked_at(recipe, tmp_path, merge):
     assert all(torch.equal(one, other) for one, other in zip(*maps, strict=True))
     assert not torch.allclose(maps[0][1], before[1], atol=1e-4)
     assert "Attention of 2 layers" in run(tmp_path / "run", "--prompt", TEXT, "--attention", tmp_path / "a.png")
+
+
+def test_a_soft_prompt_is_refused(recipe, tmp_path):
+    run_recipe(recipe("adapter={kind: prompt-tuning, num_virtual_tokens: 3}", "train.max_steps=1", "eval.samples=1"))
+    output = run(tmp_path / "run", "--prompt", TEXT, "--attention", tmp_path / "a.png", status=2)
+    assert "a soft prompt stands before every text" in output and not (tmp_path / "a.png").exists()
+
+
+def test_a_kind_without_a_chosen_layer_is_left_out(tmp_path):
+    model = built("seq2seq_lm", architecture="encoder-decoder", num_encoder_layers=2, decoder_start_token_id=0)
+    maps = maps_of(model, byte_tokenizer(), "ab", "x")
+    draw(maps, choose(model.config, "2", "0"), "x", tmp_path / "a.svg")
+    words = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert "Decoder" in words and "Cross-attention" in words and "Encoder" not in words and words.count("<image") == 2
