@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from ...modeling.classifier_heads import AnyformerForTokenClassification
 from ...modeling.layers import AnyformerLayer, DualParallelLayer, ParallelLayer, PostNormLayer
 from ..planning.fake_model import empty_model, stacks_of
 from .structure import Box, Column, Diagram, Item, Layer, Sum, fold
@@ -119,7 +120,7 @@ def _heads(model: Any, config: Any) -> Iterator[Box]:
         elif name == "lm_head":
             yield Box("head", "Language-model head", tuple(_lm_head(config)))
         elif isinstance(module, nn.Linear):
-            yield Box("head", _HEADS.get(name, name), tuple(_linear_head(name, module, config)))
+            yield Box("head", _HEADS.get(name, name), tuple(_linear_head(name, module, model)))
         else:
             yield Box("head", f"{name}: {type(module).__name__}", tuple(inside(module)))
 
@@ -127,12 +128,12 @@ def _heads(model: Any, config: Any) -> Iterator[Box]:
 _HEADS = {"score": "Classifier", "qa_outputs": "Beginning and end of the answer", "nsp_head": "Next sentence"}
 
 
-def _linear_head(name: str, module: nn.Linear, config: Any) -> Iterator[str]:
+def _linear_head(name: str, module: nn.Linear, model: Any) -> Iterator[str]:
     yield f"{module.in_features:,} → {module.out_features:,}{', bias' if module.bias is not None else ''}"
     if name == "score":
         which = {"first": "the first token", "last": "the last token", "mean": "the mean of all tokens"}
-        tokens = config.architectures and "TokenClassification" in config.architectures[0]
-        yield "reads every token" if tokens else f"reads {which[config.classifier_pooling]}"
+        every = isinstance(model, AnyformerForTokenClassification)
+        yield "reads every token" if every else f"reads {which[model.config.classifier_pooling]}"
 
 
 def _lm_head(config: Any) -> Iterator[str]:

@@ -304,6 +304,12 @@ def test_blocks_of_ones_own_are_drawn(registered):
     assert "taps: 32 → 5" in text and "TwiceAdded (norm_position: twice)" in text
 
 
+def test_a_classifier_of_tokens_reads_every_one():
+    assert "reads every token" in text_of("token_classification", **ENCODER)
+    assert "reads the first token" in text_of("sequence_classification", **ENCODER)
+    assert "reads the last token" in text_of("sequence_classification")
+
+
 def test_the_document_shows_what_the_command_prints():
     text = (Path(__file__).parents[3] / "docs/show.md").read_text(encoding="utf-8")
     assert f"$ anyformer show llama-3-8b\n{run('llama-3-8b')}```" in text
