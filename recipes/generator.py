@@ -178,11 +178,11 @@ def open_generator(path: str, *, trust_remote_code: bool = False) -> Generator:
     check_there(path)
     auto_class = _auto_class_of(path)
     model = load_pretrained(path, trust_remote_code=trust_remote_code, auto_class=auto_class)
-    tokenizer = load_tokenizer_from(_tokenizer_place(path), trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer_from(tokenizer_place(path), trust_remote_code=trust_remote_code)
     return Generator(model, tokenizer, auto_class == ENCODER_DECODER and _trained_on_sources(resolve_path(path)))
 
 
-def _tokenizer_place(path: str) -> str:
+def tokenizer_place(path: str) -> str:
     """Where the tokenizer of a model is: an adapter without one has its base's."""
     from .adapters import base_of
 

@@ -24,6 +24,7 @@ VERBS = {
     "data": "data",
     "plan": "plan",
     "ladder": "ladder",
+    "show": "show",
     "chat": "chat",
     "generate": "generate",
     "serve": "serve",
