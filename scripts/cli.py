@@ -25,6 +25,7 @@ VERBS = {
     "plan": "plan",
     "chat": "chat",
     "generate": "generate",
+    "eval": "eval_",
     "serve": "serve",
     "merge": "merge",
     "push": "push",
