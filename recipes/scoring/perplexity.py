@@ -93,7 +93,8 @@ def _causal(job: Job) -> tuple[list[Document], list[float]]:
             owners.append(number)
     losses = [0.0] * len(documents)
     packs = _packs(job, windows, context)
-    rows = [windows[pack[0]] if len(pack) == 1 else _joined(windows, pack) for pack in packs]
+    packed = job.settings.rows == "packed"  # then all rows of a batch have positions of their own
+    rows = [_joined(windows, pack) if packed else windows[pack[0]] for pack in packs]
     lengths = [len(row["input_ids"]) for row in rows]
     for pack, found in zip(packs, _losses(job, rows, lengths, "windows"), strict=True):
         ends = np.cumsum([len(windows[place]["input_ids"]) for place in pack])[:-1]
