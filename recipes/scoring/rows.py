@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -84,9 +85,22 @@ def _value(on: str) -> Any:
         raise UserError(f"--on: {on} is no YAML: write {{hub: user/name, split: test}}") from error
 
 
+# What messages on a recipe say -> what it is called here.
+_WORDS = {
+    r"^source(?=[.:])": "--on",
+    r"data\.source": "--on",
+    r"data\.max_rows": "--limit",
+    r"data\.columns": "columns, in a mapping,",
+    r"data\.on_bad_row: skip": "on_bad_row: skip, in a mapping,",
+    r"the objective cannot": "these metrics cannot",
+}
+
+
 def _in_words(text: str) -> str:
     """A message on a recipe's keys, as the command line calls them."""
-    return text.replace("data.source", "--on").replace("source:", "--on:").replace("data.max_rows", "--limit")
+    for found, ours in _WORDS.items():
+        text = re.sub(found, ours, text, flags=re.MULTILINE)
+    return text
 
 
 def read_held_out(run: Path, accepts: Sequence[str], limit: int | None) -> Rows:
