@@ -30,7 +30,7 @@ def as_dict(model: str, rows: Rows, scores: Sequence[Score], settings: dict[str,
 
 
 def _entry(score: Score, data: str) -> dict[str, Any]:
-    low, high = (None if math.isnan(bound) else bound for bound in (score.low, score.high))
+    low, high = (bound if math.isfinite(bound) else None for bound in (score.low, score.high))
     return {
         "name": score.name,
         "value": score.value,
@@ -79,7 +79,7 @@ def write(file: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 def bounds(low: float | None, high: float | None) -> str:
     """An interval as a person reads it."""
-    unknown = low is None or high is None or math.isnan(low)
+    unknown = low is None or high is None or not math.isfinite(high - low)
     return "–" if unknown else f"{low:.4g} to {high:.4g}"
 
 

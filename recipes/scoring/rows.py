@@ -118,7 +118,8 @@ def read_held_out(run: Path, accepts: Sequence[str], limit: int | None) -> Rows:
             "other rows with --on"
         )
     rows = list(splits.eval)[:limit]
-    return Rows("held out", splits.report.format, rows, _counted(rows, _digests(splits)))
+    trained = _digests(splits) if isinstance(splits.train, list) else set()
+    return Rows("held out", splits.report.format, rows, _counted(rows, trained))
 
 
 def _splits_of(run: Path) -> "Splits":
@@ -150,6 +151,8 @@ def _overlap(run: Path | None, rows: Iterable[Row]) -> list[str]:
         splits = _splits_of(run)
     except UserError as error:
         return [f"not compared with this run's training data: {str(error).splitlines()[0]}"]
+    if not isinstance(splits.train, list):  # a stream, or shards of tokens: to look at each would take as long
+        return ["not compared with this run's training data, which are not held in memory"]
     return _counted(list(rows), _digests(splits))
 
 

@@ -12,7 +12,10 @@ from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.run import run_recipe
 from anyformer.recipes.scoring.kinds import KINDS, Settings, check_names, choose
+from anyformer.recipes.scoring.results import as_dict, write
+from anyformer.recipes.scoring.rows import Rows
 from anyformer.recipes.scoring.run import evaluate
+from anyformer.recipes.scoring.score import Score
 from anyformer.scripts.cli import app
 
 ROWS = [{"prompt": f"count {i} from {word}", "completion": word} for i in range(8) for word in ("one", "two", "three")]
@@ -196,3 +199,33 @@ def test_rows_can_be_named_as_in_a_recipe(tiny_checkpoint, tmp_path):
         tmp_path / "rows.jsonl", [{"prompt": "one", "completion": "two"}, {"prompt": "three", "completion": "four"}]
     )
     assert found == values(tiny_checkpoint, plain, metrics=("perplexity",))
+
+
+@pytest.mark.parametrize(
+    "adapter", ["{kind: lora, r: 4, merge: false}", "{kind: prompt-tuning, num_virtual_tokens: 4}"]
+)
+def test_an_adapter_is_measured_on_its_base(tiny_checkpoint, tmp_path, adapter):
+    rows, recipe = write_rows(tmp_path / "rows.jsonl", ROWS), tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"""
+model: {{path: {tiny_checkpoint}}}
+adapter: {adapter}
+data: {{source: {rows}, eval_fraction: 0.25}}
+train: {{output_dir: {tmp_path / "run"}, max_steps: 2, max_length: 64, bf16: false, save_strategy: "no"}}
+eval: {{samples: 0, before: false}}
+""",
+        encoding="utf-8",
+    )
+    folder = run_recipe(load_recipe(recipe))
+    assert (folder / "adapter_config.json").is_file()
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    found = measured(folder)["scores"][0]
+    assert found["value"] == pytest.approx(metrics["after"]["perplexity"], rel=1e-5)
+
+
+def test_figures_beyond_all_bounds_are_written(tmp_path):
+    rows = Rows("some", "text", [{"text": "x"}])
+    score = Score("perplexity per word", 1e300, 1e200, float("inf"), 1, "lower")
+    write(tmp_path / "scores.json", as_dict("model", rows, [score], {}))
+    (entry,) = stored(tmp_path)["scores"]
+    assert (entry["low"], entry["high"]) == (1e200, None)

@@ -6,13 +6,22 @@ import re
 import pytest
 import torch
 from eval_models import LABELS, MODELS, PAIRS, TEXTS, save, values, write_rows
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.scoring.answers import answers_of
 from anyformer.recipes.scoring.kinds import Job, Settings
 from anyformer.recipes.scoring.perplexity import windows_of
 from anyformer.recipes.scoring.subject import open_subject
+from anyformer.recipes.tokens.byte_tokenizer import byte_tokenizer
 
 
 @pytest.fixture
@@ -212,3 +221,20 @@ def test_classes_know_nothing_of_batches_and_padding(folder, tmp_path):
         f1.append(2 * right / (wanted.count(name) + given.count(name)))
     share = sum(a == b for a, b in zip(wanted, given, strict=True)) / len(wanted)
     assert found == [{"accuracy": pytest.approx(share), "macro F1": pytest.approx(sum(f1) / len(f1))}] * 6
+
+
+def test_a_stock_t5_is_measured_as_it_is(tmp_path, pairs):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 300, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    model = T5ForConditionalGeneration(T5Config(**sizes, initializer_factor=3.0, decoder_start_token_id=0)).eval()
+    folder, tokenizer = save(model, tmp_path / "t5"), byte_tokenizer()
+    nats = count = 0
+    for row in PAIRS:
+        source = torch.tensor([tokenizer(row["prompt"])["input_ids"]])
+        labels = torch.tensor([[*tokenizer(row["completion"])["input_ids"], tokenizer.eos_token_id]])
+        with torch.no_grad():
+            nats += model(input_ids=source, labels=labels).loss.item() * labels.shape[1]
+        count += labels.shape[1]
+    for size in (1, 3, 8):
+        found = values(folder, pairs, metrics=("perplexity",), settings=Settings(batch_size=size))
+        assert found == pytest.approx({"perplexity per token": math.exp(nats / count)}, rel=1e-5)
