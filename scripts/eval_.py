@@ -25,7 +25,9 @@ def command(
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(help="Of perplexity, exact-match, f1, bleu, chrf, accuracy and macro-f1, with commas between."),
+        typer.Option(
+            help="Of perplexity, exact-match, f1, bleu, chrf, accuracy, macro-f1, span-f1; with commas between."
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows at once; no figure depends on it.")] = 8,
     limit: Annotated[int | None, typer.Option(min=1, help="Of so many rows alone.")] = None,

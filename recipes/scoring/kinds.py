@@ -17,7 +17,7 @@ Tell = Callable[[str], None]
 KINDS: dict[str, tuple[str, ...]] = {
     "perplexity": ("perplexity",),
     "answers": ("exact-match", "f1", "bleu", "chrf"),
-    "labels": ("accuracy", "macro-f1"),
+    "labels": ("accuracy", "macro-f1", "span-f1"),
 }
 
 

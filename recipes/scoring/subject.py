@@ -11,11 +11,12 @@ from ..generator import Generator, open_generator, position_limit, saved_head, t
 from ..models import load_pretrained, load_tokenizer_from, resolve_path
 from ..run_folder import RECIPE
 
-Head = Literal["decoder", "encoder-decoder", "masked", "classifier"]
+Head = Literal["decoder", "encoder-decoder", "masked", "classifier", "tagger"]
 # End of an architecture's name -> the head, and what opens it; all others write.
 _READS: dict[str, tuple[Head, str]] = {
     "ForMaskedLM": ("masked", "AutoModelForMaskedLM"),
     "ForSequenceClassification": ("classifier", "AutoModelForSequenceClassification"),
+    "ForTokenClassification": ("tagger", "AutoModelForTokenClassification"),
 }
 
 

@@ -149,7 +149,7 @@ def test_mistakes_are_told(tiny_checkpoint, tmp_path):
     texts, pairs = write_rows(tmp_path / "texts.jsonl", TEXTS), write_rows(tmp_path / "pairs.jsonl", PAIRS)
     assert "is no run's folder" in refused(tiny_checkpoint)
     assert "did you mean exact-match?" in refused(tiny_checkpoint, "--on", texts, "--metrics", "exact_match")
-    assert "is measured of a classifier, and the model is a decoder" in refused(
+    assert "is measured of a classifier or tagger, and the model is a decoder" in refused(
         tiny_checkpoint, "--on", texts, "--metrics", "accuracy"
     )
     assert "--on: no file matches" in refused(tiny_checkpoint, "--on", tmp_path / "none.jsonl")
@@ -186,7 +186,7 @@ def test_models_and_rows_that_do_not_fit_are_told(tiny, tmp_path):
 def test_every_kind_of_metrics_is_listed_and_found():
     for name in (name for names in KINDS.values() for name in names):
         check_names([name])
-    for head in ("decoder", "encoder-decoder", "masked", "classifier"):
+    for head in ("decoder", "encoder-decoder", "masked", "classifier", "tagger"):
         assert choose((), head), head
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from eval_models import LABELS, MODELS, PAIRS, TEXTS, save, values, write_rows
@@ -17,8 +18,10 @@ from transformers import (
 )
 
 from anyformer.recipes.errors import UserError
+from anyformer.recipes.label_metrics import macro_f1, span_f1
 from anyformer.recipes.scoring.answers import answers_of
 from anyformer.recipes.scoring.kinds import Job, Settings
+from anyformer.recipes.scoring.labels import _counts, _macro
 from anyformer.recipes.scoring.perplexity import windows_of
 from anyformer.recipes.scoring.subject import open_subject
 from anyformer.recipes.tokens.byte_tokenizer import byte_tokenizer
@@ -238,3 +241,40 @@ def test_a_stock_t5_is_measured_as_it_is(tmp_path, pairs):
     for size in (1, 3, 8):
         found = values(folder, pairs, metrics=("perplexity",), settings=Settings(batch_size=size))
         assert found == pytest.approx({"perplexity per token": math.exp(nats / count)}, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_tags_are_measured_word_by_word(tiny, tmp_path, size):
+    names = ["O", "B-X", "I-X"]
+    rows = [
+        {"tokens": f"ab{i} c d{i * 7} e".split()[: i % 4 + 1], "tags": [names[(i + k) % 3] for k in range(i % 4 + 1)]}
+        for i in range(9)
+    ]
+    fields = {"architecture": "encoder", "vocab_size": 260, "num_key_value_heads": 4, "num_labels": 3}
+    model = tiny(head="token_classification", **fields)
+    model.config.id2label, model.config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
+    folder = save(model, tmp_path / "tagger")
+    tokenizer, wanted, given = byte_tokenizer(), [], []
+    for row in rows:
+        encoded = tokenizer(row["tokens"], is_split_into_words=True)
+        with torch.no_grad():
+            best = model(torch.tensor([encoded["input_ids"]])).logits[0].argmax(-1)
+        given.append([names[best[encoded.word_ids().index(word)]] for word in range(len(row["tokens"]))])
+        wanted.append(row["tags"])
+    pairs = [pair for sides in zip(wanted, given, strict=True) for pair in zip(*sides, strict=True)]
+    found = values(
+        folder,
+        write_rows(tmp_path / "tags.jsonl", rows),
+        metrics=("accuracy", "macro-f1", "span-f1"),
+        settings=Settings(batch_size=size),
+    )
+    assert found["token accuracy"] == pytest.approx(sum(a == b for a, b in pairs) / len(pairs))
+    assert found["macro F1"] == pytest.approx(macro_f1(*zip(*pairs, strict=True)))
+    assert found["span F1"] == pytest.approx(span_f1(wanted, given))
+
+
+def test_macro_f1_is_drawn_from_counts():
+    rng = np.random.default_rng(1)
+    wanted, given = rng.integers(0, 4, (2, 30)).tolist()
+    counts = _counts([[a] for a in wanted], [[b] for b in given], 6)
+    assert _macro(counts[None])[0] == pytest.approx(macro_f1(wanted, given))
