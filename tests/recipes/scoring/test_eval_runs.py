@@ -1,11 +1,13 @@
 """`anyformer eval` on a run: held-out rows, what stays in its folder, and what a user can get wrong."""
 
 import json
+import math
 
 import pytest
 import torch
 from eval_models import LABELS, MODELS, PAIRS, TEXTS, save, values, write_rows
 from huggingface_hub import ModelCard
+from labelled import write_recipe
 from typer.testing import CliRunner
 
 from anyformer.recipes.errors import UserError
@@ -229,3 +231,30 @@ def test_figures_beyond_all_bounds_are_written(tmp_path):
     write(tmp_path / "scores.json", as_dict("model", rows, [score], {}))
     (entry,) = stored(tmp_path)["scores"]
     assert (entry["low"], entry["high"]) == (1e200, None)
+
+
+OBJECTIVES = {
+    "classify": ([{"text": row["completion"], "label": row["prompt"][6]} for row in ROWS], "encoder"),
+    "token-classify": ([{"tokens": [row["completion"], "x"], "tags": ["B-A", "O"]} for row in ROWS], "encoder"),
+    "seq2seq": ([{"source": row["prompt"], "target": row["completion"]} for row in ROWS], "encoder-decoder"),
+    "mlm": ([{"text": row["prompt"]} for row in ROWS], "encoder"),
+    "pretrain": ([{"text": row["prompt"]} for row in ROWS], "decoder"),
+}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_runs_of_other_objectives_are_measured_as_they_measured_themselves(tmp_path, objective):
+    rows, shape = OBJECTIVES[objective]
+    folder = run_recipe(write_recipe(tmp_path, objective, rows, shape=shape)("train.max_steps=2", "eval.before=false"))
+    after = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["after"]
+    found = {score["name"]: score["value"] for score in evaluate(str(folder), tell=lambda text: None)["scores"]}
+    if objective == "classify":
+        assert found == pytest.approx({"accuracy": after["accuracy"], "macro F1": after["macro_f1"]})
+    elif objective == "token-classify":
+        assert found["token accuracy"] == pytest.approx(after["token_accuracy"])
+    elif objective == "seq2seq":
+        assert found["perplexity per token"] == pytest.approx(math.exp(after["loss"]), rel=1e-5)
+        assert found.keys() == {"perplexity per token", "exact match", "token F1"}
+    else:
+        name = "pseudo-perplexity" if objective == "mlm" else "perplexity"
+        assert found.keys() == {f"{name} per {unit}" for unit in ("token", "word", "byte")}
