@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..data.sources import HUB
 from ..errors import UserError
 from ..run_folder import Record, write_text
 from .rows import Rows
@@ -84,19 +85,33 @@ def bounds(low: float | None, high: float | None) -> str:
 
 
 def write_card(folder: Path, found: dict[str, Any]) -> None:
-    """Put all figures into the model card of a run: one section, which is replaced, and its `model-index`."""
-    from huggingface_hub import EvalResult, ModelCard
+    """Put all figures into the model card of a run: one section, which is replaced, and its `model-index`.
 
+    Raises:
+        UserError: the card cannot be read, as after an edit by hand, or not be written.
+    """
     file = folder / CARD
     if not file.is_file():
         return
-    card = ModelCard(file.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+    try:
+        write_text(file, _with_figures(file.read_text(encoding="utf-8"), folder.name, found))
+    except Exception as error:  # of YAML, of the Hub's own checks, of the disk
+        raise UserError(
+            f"{file} does not take the figures, which are in {SCORES}: {str(error).splitlines()[0]}. Mend its metadata, "
+            "or remove it"
+        ) from error
+
+
+def _with_figures(text: str, name: str, found: dict[str, Any]) -> str:
+    from huggingface_hub import EvalResult, ModelCard
+
+    card = ModelCard(text, ignore_metadata_errors=True)
     data: Any = card.data
-    data.model_name = folder.name
+    data.model_name = name
     data.eval_results = [
         EvalResult(
             task_type=getattr(card.data, "pipeline_tag", None) or "other",
-            dataset_type=re.sub(r"\W+", "-", entry["data"]).strip("-").lower() or "data",
+            dataset_type=_data_set(entry["data"]),
             dataset_name=entry["data"],
             metric_type=entry["name"].replace(" ", "_").lower(),
             metric_name=entry["name"],
@@ -104,15 +119,20 @@ def write_card(folder: Path, found: dict[str, Any]) -> None:
         )
         for entry in found["scores"]
     ]
-    section = _section(found)
-    text = card.text
-    if _BEGIN in text and _END in text:
-        before, after = text.split(_BEGIN, 1)[0], text.split(_END, 1)[1]
-        card.text = before + section + after
+    section, body = _section(found), card.text
+    if _BEGIN in body and _END in body:
+        body = body.split(_BEGIN, 1)[0] + section + body.split(_END, 1)[1]
     else:
-        before, use, after = text.partition("\n## Use")
-        card.text = f"{before}\n{section}\n{use}{after}" if use else f"{text}\n{section}\n"
-    write_text(file, f"---\n{card.data.to_yaml()}\n---\n{card.text}")
+        before, use, after = body.partition("\n## Use")
+        body = f"{before}\n{section}\n{use}{after}" if use else f"{body}\n{section}\n"
+    return f"---\n{data.to_yaml()}\n---\n{body}"
+
+
+def _data_set(name: str) -> str:
+    """What the Hub is told of the data: their id there, or a name in the form of one."""
+    if name.startswith(HUB):
+        return name.removeprefix(HUB).split()[0]
+    return re.sub(r"\W+", "-", name).strip("-").lower() or "data"
 
 
 def _section(found: dict[str, Any]) -> str:

@@ -96,6 +96,19 @@ def test_the_model_card_has_the_figures_once(run):
     assert results == {(score["data"], score["name"]): score["value"] for score in stored(folder)["scores"]}
 
 
+def test_a_card_that_was_spoilt_is_told_and_left(run):
+    folder, _ = run
+    card = folder / "README.md"
+    before = card.read_text(encoding="utf-8")
+    try:
+        card.write_text("---\ntags: [unclosed\n---\n# Mine\n", encoding="utf-8")
+        with pytest.raises(UserError, match=r"README.md does not take the figures, which are in scores.json"):
+            measured(folder)
+        assert "# Mine" in card.read_text(encoding="utf-8")
+    finally:
+        card.write_text(before, encoding="utf-8")
+
+
 def test_the_command_prints_a_table_or_json(run):
     folder, _ = run
     command = ["eval", str(folder), "--metrics", "exact-match,f1", "--max-new-tokens", "3"]

@@ -278,3 +278,18 @@ def test_macro_f1_is_drawn_from_counts():
     wanted, given = rng.integers(0, 4, (2, 30)).tolist()
     counts = _counts([[a] for a in wanted], [[b] for b in given], 6)
     assert _macro(counts[None])[0] == pytest.approx(macro_f1(wanted, given))
+
+
+def test_words_and_bytes_are_lm_evaluation_harnesss(tiny_checkpoint, texts):
+    harness = pytest.importorskip("lm_eval.models.huggingface", reason="needs lm-evaluation-harness")
+    from lm_eval.api.instance import Instance
+
+    model, tokenizer = (auto.from_pretrained(tiny_checkpoint) for auto in (AutoModelForCausalLM, AutoTokenizer))
+    judge = harness.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, max_length=256)
+    asked = [Instance("loglikelihood_rolling", {}, (row["text"],), i) for i, row in enumerate(TEXTS)]
+    nats = -sum(judge.loglikelihood_rolling(asked, disable_tqdm=True))
+    words = sum(len(re.split(r"\s+", row["text"])) for row in TEXTS)
+    size = sum(len(row["text"].encode()) for row in TEXTS)
+    found = values(tiny_checkpoint, texts)
+    assert math.log(found["perplexity per word"]) == pytest.approx(nats / words, rel=1e-5)
+    assert math.log(found["perplexity per byte"]) == pytest.approx(nats / size, rel=1e-5)
