@@ -47,7 +47,8 @@ def measure(job: Job) -> list[Score]:
         UserError: settings or texts that do not suit the model, no row left, or a loss that is no number.
     """
     head = job.subject.head
-    if head != "decoder" and (job.settings.context or job.settings.stride or job.settings.rows == "packed"):
+    asked = (job.settings.context, job.settings.stride, job.settings.rows)
+    if head != "decoder" and asked != (None, None, "single"):
         raise UserError("--context, --stride and --rows packed are for decoders, whose long texts are read in windows")
     score = {"decoder": _causal, "encoder-decoder": _targets, "masked": _masked}[head]
     documents, losses = score(job)
@@ -56,10 +57,10 @@ def measure(job: Job) -> list[Score]:
         words, size = len(re.split(r"\s+", document.text)), len(document.text.encode())
         table.append((nats, sum(label != IGNORE for label in document.labels), words, size))
     figures = np.array(table, dtype=np.float64)
-    if not np.isfinite(figures[:, 0]).all():
-        worst = int((~np.isfinite(figures[:, 0])).argmax())
+    if bad := int((~np.isfinite(figures[:, 0])).sum()):
         raise UserError(
-            f"row {worst + 1}: the model's loss is {figures[worst, 0]}: its weights or logits are no numbers"
+            f"{job.subject.path}: on {bad} of {len(figures)} rows the model's loss is no number: its weights hold none, "
+            "or overflow"
         )
     return _scores(figures, "pseudo-perplexity" if head == "masked" else "perplexity", bool(documents[0].text))
 
@@ -109,7 +110,7 @@ def window_sizes(subject: Subject, settings: Settings) -> tuple[int, int]:
     Raises:
         UserError: sizes that make no windows, or that the model has no positions for.
     """
-    context = settings.context or subject.length
+    context = subject.length if settings.context is None else settings.context
     if context is None:
         raise UserError(f"{subject.path}: the config does not say how long texts may be: give --context")
     if subject.limit is not None and context > subject.limit:

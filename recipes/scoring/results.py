@@ -10,6 +10,7 @@ from typing import Any
 
 from ..data.sources import HUB
 from ..errors import UserError
+from ..models import first_line
 from ..run_folder import Record, write_text
 from .rows import Rows
 from .score import Score
@@ -97,8 +98,8 @@ def write_card(folder: Path, found: dict[str, Any]) -> None:
         write_text(file, _with_figures(file.read_text(encoding="utf-8"), folder.name, found))
     except Exception as error:  # of YAML, of the Hub's own checks, of the disk
         raise UserError(
-            f"{file} does not take the figures, which are in {SCORES}: {str(error).splitlines()[0]}. Mend its metadata, "
-            "or remove it"
+            f"{file} does not take the figures, which are in {SCORES}: {first_line(error)}. Mend its metadata, or "
+            "remove it"
         ) from error
 
 

@@ -191,7 +191,7 @@ def test_models_and_rows_that_do_not_fit_are_told(tiny, tmp_path):
     assert "row 1: the prompt has 8 tokens" in refused(learned, "--on", pairs, "--metrics", "f1")
     broken = tiny(vocab_size=260)
     torch.nn.init.constant_(broken.get_input_embeddings().weight, float("nan"))
-    assert "row 1: the model's loss is nan" in refused(save(broken, tmp_path / "nan"), "--on", texts)
+    assert "on 5 of 5 rows the model's loss is no number" in refused(save(broken, tmp_path / "nan"), "--on", texts)
     fields, head = MODELS["classifier"]
     classifier = save(tiny(head=head, vocab_size=260, num_key_value_heads=4, **fields), tmp_path / "classifier")
     labels = write_rows(tmp_path / "labels.jsonl", [*LABELS, {"text": "another", "label": 3}])
@@ -271,3 +271,21 @@ def test_runs_of_other_objectives_are_measured_as_they_measured_themselves(tmp_p
     else:
         name = "pseudo-perplexity" if objective == "mlm" else "perplexity"
         assert found.keys() == {f"{name} per {unit}" for unit in ("token", "word", "byte")}
+
+
+def test_windows_are_for_decoders(tiny, tmp_path):
+    fields, head = MODELS["encoder-decoder"]
+    model = save(tiny(head=head, vocab_size=260, num_key_value_heads=4, **fields), tmp_path / "model")
+    pairs = write_rows(tmp_path / "pairs.jsonl", PAIRS)
+    for option in (("--context", 8), ("--stride", 8), ("--rows", "packed")):
+        assert "are for decoders" in refused(model, "--on", pairs, "--metrics", "perplexity", *option)
+
+
+def test_rows_without_a_token_to_predict_are_left_out_and_counted(tiny_checkpoint, tmp_path):
+    # The middle row's answer is not to be learned, and so not measured.
+    rows = [{"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": text}]} for text in "ab"]
+    rows.insert(1, {"messages": [rows[0]["messages"][0], rows[0]["messages"][1] | {"train": False}]})
+    on, told = write_rows(tmp_path / "rows.jsonl", rows), []
+    found = evaluate(str(tiny_checkpoint), str(on), metrics=["perplexity"], tell=told.append)
+    assert found["scores"][0]["count"] == 2
+    assert "perplexity: 1 rows left out: nothing supervised" in told
