@@ -59,8 +59,8 @@ def measure(job: Job) -> list[Score]:
     figures = np.array(table, dtype=np.float64)
     if bad := int((~np.isfinite(figures[:, 0])).sum()):
         raise UserError(
-            f"{job.subject.path}: on {bad} of {len(figures)} rows the model's loss is no number: its weights hold none, "
-            "or overflow"
+            f"{job.subject.path}: on {bad} of {len(figures)} rows the model's loss is no number: its weights "
+            "hold none, or overflow"
         )
     return _scores(figures, "pseudo-perplexity" if head == "masked" else "perplexity", bool(documents[0].text))
 
