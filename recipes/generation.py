@@ -64,7 +64,7 @@ def generate(
     roomy = longest if generator.reads_apart else generator.room(max_new_tokens)
     set_seed(seed)
     number, beyond = 0, False
-    for rows in _batches(encoded, batch_size, roomy):
+    for rows in batches_of(encoded, batch_size, roomy):
         for prompt, ids in zip(rows, generator.answer(rows, max_new_tokens, **options), strict=True):
             number += 1
             if generator.ends_early(len(prompt), ids, max_new_tokens):
@@ -97,7 +97,7 @@ def sampling(temperature: float, top_p: float = 1.0) -> dict[str, Any]:
     return {"do_sample": True, "temperature": temperature, "top_p": top_p}
 
 
-def _batches(encoded: list[list[int]], size: int, roomy: int) -> Iterator[list[list[int]]]:
+def batches_of(encoded: Sequence[list[int]], size: int, roomy: int) -> Iterator[list[list[int]]]:
     """Batches in order; a prompt over `roomy` tokens is alone, so that it shortens no other's answer."""
     batch: list[list[int]] = []
     for ids in encoded:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .adapters.saved import KINDS
 from .errors import UserError
@@ -104,12 +104,12 @@ class Generator:
 
     def ends_early(self, prompt: int, answer: Sequence[int], max_new_tokens: int) -> bool:
         """Whether an answer to a prompt of so many tokens ends only because positions do."""
-        cut = len(self._written(answer)) >= self.room(prompt) < max_new_tokens
-        return cut and answer[-1] not in stop_ids(self.tokenizer)
+        cut = len(self.written(answer)) >= self.room(prompt) < max_new_tokens
+        return cut and answer[-1] not in self.stops
 
     def is_beyond(self, prompt: int, answer: Sequence[int]) -> bool:
         """Whether a text is longer than those that the model was trained for, where that may do harm."""
-        trained, written = self.trained_length, len(self._written(answer))
+        trained, written = self.trained_length, len(self.written(answer))
         longest = max(prompt, written) if self.reads_apart else prompt + written
         return trained is not None and longest > trained
 
@@ -122,10 +122,14 @@ class Generator:
         dynamic = "dynamic" in str(getattr(config, "rope_parameters", None))  # stretches by itself
         return None if dynamic else getattr(config, "max_position_embeddings", None)
 
-    def _written(self, answer: Sequence[int]) -> Sequence[int]:
+    def written(self, answer: Sequence[int]) -> Sequence[int]:
         """An answer up to its end, without the padding behind it."""
-        stops = set(stop_ids(self.tokenizer))
-        return answer[: next((i + 1 for i, token in enumerate(answer) if token in stops), len(answer))]
+        return answer[: next((i + 1 for i, token in enumerate(answer) if token in self.stops), len(answer))]
+
+    @cached_property
+    def stops(self) -> list[int]:
+        """The tokens that end an answer."""
+        return stop_ids(self.tokenizer)
 
     def answer(self, prompts: Sequence[list[int]], max_new_tokens: int, **options: Any) -> list[list[int]]:
         """Answers to prompts as token ids, padded behind their ends; `options` are those of `generate`.
@@ -150,7 +154,7 @@ class Generator:
                 **{name: tensor.to(self.model.device) for name, tensor in batch.items()},
                 **options,
                 max_new_tokens=min(max_new_tokens, self.room(width)),
-                eos_token_id=stop_ids(self.tokenizer),
+                eos_token_id=self.stops,
                 pad_token_id=self.tokenizer.pad_token_id,
             )
         return output[:, 1 if self.reads_apart else width :].tolist()  # behind the start token, or the prompt
@@ -179,7 +183,7 @@ def open_generator(path: str, *, trust_remote_code: bool = False) -> Generator:
     auto_class = _auto_class_of(path)
     model = load_pretrained(path, trust_remote_code=trust_remote_code, auto_class=auto_class)
     tokenizer = load_tokenizer_from(tokenizer_place(path), trust_remote_code=trust_remote_code)
-    return Generator(model, tokenizer, auto_class == ENCODER_DECODER and _trained_on_sources(resolve_path(path)))
+    return Generator(model, tokenizer, auto_class == ENCODER_DECODER and trained_on_sources(resolve_path(path)))
 
 
 def tokenizer_place(path: str) -> str:
@@ -206,14 +210,22 @@ def require_text(text: str, where: str) -> None:
         ) from error
 
 
-def _auto_class_of(path: str) -> str | None:
-    """The Auto class of a head that writes; None where nothing can be read, which the loader explains.
+class SavedHead(NamedTuple):
+    """What a folder says of its model, read without a weight.
 
-    Raises:
-        UserError: the head writes nothing.
+    Attributes:
+        architecture: the name of the class, or "".
+        config: of the whole model; an adapter's is its base's.
     """
+
+    architecture: str
+    config: dict[str, Any]
+    is_adapter: bool
+
+
+def saved_head(path: str) -> SavedHead | None:
+    """The head that a folder or a Hub id names; None where nothing can be read, as of a `.gguf` file."""
     from transformers import PreTrainedConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
     from ..modeling import HEADS
     from .adapters import base_of, head_of_saved
@@ -227,6 +239,21 @@ def _auto_class_of(path: str) -> str | None:
     except Exception:  # whatever a broken folder, an absent repository or a network can raise
         return None
     named = HEADS[head].__name__ if head else (config.get("architectures") or [""])[0]
+    return SavedHead(named, config, folder is not None)
+
+
+def _auto_class_of(path: str) -> str | None:
+    """The Auto class of a head that writes; None where nothing can be read, which the loader explains.
+
+    Raises:
+        UserError: the head writes nothing.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+    saved = saved_head(path)
+    if saved is None:
+        return None
+    named, config = saved.architecture, saved.config
     ours = auto_class_of(named)
     if named in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values() or ours == ENCODER_DECODER:
         return ENCODER_DECODER
@@ -238,7 +265,7 @@ def _auto_class_of(path: str) -> str | None:
     end = next((end for end in _WRITES_NOTHING if named.endswith(end)), None)
     if end is None or named.endswith("LMHeadModel"):
         return DECODER
-    if folder is not None:
+    if saved.is_adapter:
         raise UserError(
             f"{path}: is an adapter of {_WRITES_NOTHING[end][0]}: it writes no text. `anyformer merge` makes one model "
             "of it and its base, and says what opens that"
@@ -258,7 +285,7 @@ def _use_of(path: str, end: str, labels: int, ours: bool) -> str:
     return f"is {what}: it writes no text. Use transformers.{call[:-1] + ', trust_remote_code=True)' if ours else call}"
 
 
-def _trained_on_sources(path: str) -> bool:
+def trained_on_sources(path: str) -> bool:
     """Whether the run in a folder taught sources and targets, which have no chat template around them."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError

@@ -27,6 +27,7 @@ VERBS = {
     "show": "show",
     "chat": "chat",
     "generate": "generate",
+    "eval": "eval_",
     "serve": "serve",
     "merge": "merge",
     "push": "push",

@@ -70,4 +70,7 @@ def share_interval(hits: float, count: int) -> tuple[float, float]:
     share, spread = hits / count, _NORMAL**2 / count
     middle = (share + spread / 2) / (1 + spread)
     half = _NORMAL * np.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
-    return max(float(middle - half), 0.0), min(float(middle + half), 1.0)
+    # Rounding would leave a trace where the bound is an end of the scale.
+    return 0.0 if hits == 0 else max(float(middle - half), 0.0), 1.0 if hits == count else min(
+        float(middle + half), 1.0
+    )

@@ -1,0 +1,131 @@
+"""The kinds of metrics: a kind is one file in this folder that defines `KIND`, and one line in `KINDS`."""
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+from ..errors import UserError
+from .score import Score
+from .subject import Head, Subject
+
+Row = dict[str, Any]
+Tell = Callable[[str], None]
+
+# File in this folder -> the metrics that it measures, by the names that `--metrics` takes.
+KINDS: dict[str, tuple[str, ...]] = {
+    "perplexity": ("perplexity",),
+    "answers": ("exact-match", "f1", "bleu", "chrf"),
+    "labels": ("accuracy", "macro-f1", "span-f1"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says of how things are measured.
+
+    Attributes:
+        batch_size: rows, or windows of them, that go through the model together; no figure depends on it.
+        max_new_tokens: the longest answer, in tokens.
+        context: tokens of a window of a long text; None: the model's own length.
+        stride: tokens by which windows go on; None: half a window.
+        rows: "single": each text in a row of its own; "packed": several in one, which do not see each other.
+    """
+
+    batch_size: int = 8
+    max_new_tokens: int = 256
+    context: int | None = None
+    stride: int | None = None
+    rows: Literal["single", "packed"] = "single"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Job(NamedTuple):
+    """What a kind is given.
+
+    Attributes:
+        rows: in the canonical form of `format`, see `data.formats`.
+        wanted: which of its metrics.
+        tell: gets what a reader of the figures has to know, and how fast it went.
+    """
+
+    subject: Subject
+    rows: Sequence[Row]
+    format: str
+    wanted: Sequence[str]
+    settings: Settings
+    tell: Tell
+
+
+class Kind(NamedTuple):
+    """A kind of metrics.
+
+    Attributes:
+        formats: head -> forms of rows that it measures such a model on.
+        unasked: what is measured where the user names no metric.
+        measure: raises `UserError` for rows or settings that it cannot use.
+    """
+
+    formats: Mapping[Head, tuple[str, ...]]
+    unasked: tuple[str, ...]
+    measure: Callable[[Job], list[Score]]
+
+
+class Chosen(NamedTuple):
+    """Some metrics of a kind."""
+
+    kind: Kind
+    wanted: tuple[str, ...]
+
+
+def check_names(metrics: Sequence[str]) -> None:
+    """Raises:
+    UserError: a name that is no metric's.
+    """
+    known = [name for names in KINDS.values() for name in names]
+    for name in metrics:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise UserError(f"--metrics: {name!r} is none; {hint}")
+
+
+def choose(metrics: Sequence[str], head: Head) -> list[Chosen]:
+    """The kinds to measure a model with such a head by.
+
+    Args:
+        metrics: by name; none: what is usual for the head.
+
+    Raises:
+        UserError: a name that is none, or a metric that such a model cannot have.
+    """
+    check_names(metrics)
+    found = []
+    for file, names in KINDS.items():
+        if metrics and not set(metrics) & set(names):
+            continue
+        kind: Kind = importlib.import_module(f".{file}", __package__).KIND
+        wanted = tuple(name for name in names if name in (metrics or kind.unasked))
+        if head in kind.formats:
+            found.append(Chosen(kind, wanted))
+        elif metrics:
+            heads = " or ".join(kind.formats)
+            raise UserError(f"--metrics: {', '.join(wanted)}: is measured of a {heads}, and the model is a {head}")
+    return [chosen for chosen in found if chosen.wanted]
+
+
+def accepted(chosen: Sequence[Chosen], head: Head, asked: bool) -> tuple[str, ...]:
+    """The forms of rows that all of them read, where the user asked for them; else that one of them reads.
+
+    Raises:
+        UserError: there is none.
+    """
+    each = [kind.formats[head] for kind, _ in chosen]
+    every = list(dict.fromkeys(name for names in each for name in names))
+    found = tuple(name for name in every if not asked or all(name in names for names in each))
+    if not found:
+        raise UserError("--metrics: no rows serve all of these: ask for them one by one")
+    return found

@@ -1,0 +1,86 @@
+"""The verb `eval`: a model on data, to figures with their intervals."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..console import quiet_libraries
+from ..errors import UserError
+from .kinds import Chosen, Job, Settings, Tell, accepted, check_names, choose
+from .results import SCORES, as_dict, bounds, write, write_card
+from .rows import Rows, read_held_out, read_named
+from .score import Score
+from .subject import Subject, open_subject
+
+
+def evaluate(
+    path: str,
+    on: str | None = None,
+    *,
+    metrics: Sequence[str] = (),
+    limit: int | None = None,
+    settings: Settings | None = None,
+    output: Path | None = None,
+    trust_remote_code: bool = False,
+    tell: Tell = lambda text: print(text, file=sys.stderr),
+) -> dict[str, Any]:
+    """Measure a model and write down what it is worth, in the folder of its run or in `output`.
+
+    Args:
+        path: a run, a model folder or a Hub id.
+        on: what `data.source` of a recipe takes; None: the rows that the run held out.
+        metrics: by name, see `kinds.KINDS`; none: what is usual for the model and the rows.
+        limit: of so many rows alone.
+        output: the file for the figures; default: `scores.json` in a run's folder, and nothing is written elsewhere.
+
+    Returns:
+        The figures as `results.as_dict` has them.
+
+    Raises:
+        UserError: a model, rows or settings that cannot be used.
+    """
+    quiet_libraries()
+    settings = settings or Settings()
+    check_names(metrics)
+    subject = open_subject(path, trust_remote_code=trust_remote_code)
+    chosen = choose(metrics, subject.head)
+    rows = _rows_for(subject, chosen, on, bool(metrics), limit)
+    for remark in rows.remarks:
+        tell(remark)
+    scores: list[Score] = []
+    for kind, wanted in chosen:
+        if rows.format in kind.formats[subject.head]:
+            scores += kind.measure(Job(subject, rows.rows, rows.format, wanted, settings, tell))
+    asked = {"on": on, "metrics": list(metrics), "limit": limit, **settings.as_dict()}
+    found = as_dict(path, rows, scores, asked)
+    if output is not None:
+        write(output, found)
+    elif subject.run is not None:
+        write_card(subject.run, write(subject.run / SCORES, found))
+    return found
+
+
+def _rows_for(subject: Subject, chosen: Sequence[Chosen], on: str | None, asked: bool, limit: int | None) -> Rows:
+    formats = accepted(chosen, subject.head, asked)
+    if on is not None:
+        return read_named(on, formats, limit, subject.run)
+    if subject.run is None:
+        raise UserError(f"{subject.path} is no run's folder, so it held no rows out: name some with --on")
+    return read_held_out(subject.run, formats, limit)
+
+
+def show(found: dict[str, Any], *, as_json: bool) -> None:
+    """Print the figures: as a table, or as JSON."""
+    if as_json:
+        json.dump(found, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+        sys.stdout.write("\n")
+        return
+    table = [("metric", "value", "95 % interval", "rows")]
+    for entry in found["scores"]:
+        interval = bounds(entry["low"], entry["high"])
+        table.append((entry["name"], f"{entry['value']:.4g}", interval, f"{entry['count']:,}"))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
