@@ -99,9 +99,9 @@ class Pretraining(Objective):
         from ..evaluation import held_out_loss
 
         size = self.recipe.eval.batch_size
-        return held_out_loss(
-            model, prepared.dataset, pad_token_id=self.tokenizer.pad_token_id, batch_size=size
-        ).as_dict()
+        found = held_out_loss(model, prepared.dataset, pad_token_id=self.tokenizer.pad_token_id, batch_size=size)
+        self.held_rows = found.by_row
+        return found.as_dict()
 
     def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
         """The greedy continuation of the first tokens of held-out texts, as many as are generated."""
