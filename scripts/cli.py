@@ -23,6 +23,7 @@ VERBS = {
     "train": "train",
     "data": "data",
     "plan": "plan",
+    "compare": "compare",
     "chat": "chat",
     "generate": "generate",
     "serve": "serve",
