@@ -7,6 +7,8 @@ from .folders import Run
 
 # Where a run is kept and what it is called changes nothing of it.
 _NAMES = {"train.output_dir", "train.run_name", "train.logging_dir", "hub.repo"}
+# Which of several processes wrote the file.
+_RANKS = {"parallel.rank"}
 # Beginnings of keys that decide which rows are held out, and as which tokens.
 HELD_OUT_BY = ("data.", "model.path", "model.tokenizer", "model.preset", "objective.", "train.max_length", "train.seed")
 # Stands where a run does not have a key.
@@ -25,12 +27,13 @@ def recipe_differences(runs: Sequence[Run]) -> list[Line]:
 
 
 def environment_differences(runs: Sequence[Run]) -> list[Line]:
-    """Versions, machine and processes that differ; of runs that did not end nothing is said."""
-    found = [
-        dict(_leaves({name: run.metrics.get(name) or {} for name in ("versions", "environment", "parallel")}))
-        for run in runs
-    ]
-    return _differing([values or None for values in found], skipped=set())
+    """Versions, machine and processes that differ; of runs that have not stored them nothing is said."""
+    lines: list[Line] = []
+    for name in ("versions", "environment", "parallel"):
+        stored = [run.metrics.get(name) for run in runs]
+        found = [dict(_leaves({name: values})) if values else None for values in stored]
+        lines += _differing(found, skipped=_RANKS)
+    return lines
 
 
 def _differing(found: Sequence[dict[str, Any] | None], *, skipped: set[str]) -> list[Line]:

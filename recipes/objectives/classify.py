@@ -91,6 +91,8 @@ class TextClassification(Labelled):
             self.held_rows = mean_rows(data, loss=losses, accuracy=right)
             figures["majority_share"] = targets.eq(self.numbers[self.majority]).float().mean().item()
         if self.options.problem == "regression":
+            errors = torch.stack(logits)[:, 0] - targets
+            self.held_rows = mean_rows(data, loss=errors**2, mean_absolute_error=errors.abs())
             figures["loss_of_the_mean"] = ((targets - self.mean) ** 2).mean().item()
         return figures
 

@@ -136,6 +136,7 @@ def test_an_unfinished_run_shows_what_it_has(runs, tmp_path):
     (tmp_path / "cut/metrics.csv").write_text("step,loss\n2,3.5\n4,3.25\n6,")
     found = compare_runs([runs / "one", tmp_path / "cut"])
     assert found.remarks == ["cut is unfinished after step 4: what it has so far is shown"]
+    assert found.environment == [] and found.recipe == [("train.learning_rate", ("0.001", "0.05"))]
     assert [entry["step"] for entry in found.runs[1].history] == [2, 4]
     cell = found.figures[0].cells[1]
     assert cell.after is None and cell.before.value == metrics["before"]["loss"] and cell.before.low is not None
@@ -151,6 +152,16 @@ def test_a_run_without_rows_has_no_intervals(runs, tmp_path):
     cell = found.figures[0].cells[1]
     assert cell.after.low is None and cell.difference is None and "old keeps no loss of single rows" in cell.reason
     assert any("keeps no figures of single held-out rows" in remark for remark in found.remarks)
+
+
+def test_versions_and_machines_that_differ_are_told(runs, tmp_path):
+    shutil.copytree(runs / "two", tmp_path / "two")
+    metrics = json.loads((tmp_path / "two/metrics.json").read_text())
+    metrics["versions"]["torch"], metrics["environment"]["threads"] = "2.6.0", "64"
+    (tmp_path / "two/metrics.json").write_text(json.dumps(metrics))
+    found = dict(compare_runs([runs / "one", tmp_path / "two"]).environment)
+    assert found.keys() == {"versions.torch", "environment.threads"}
+    assert found["versions.torch"] == (torch.__version__, "2.6.0")
 
 
 def test_a_pipeline_stands_for_its_stages(runs, tmp_path):
