@@ -84,7 +84,7 @@ def _svg(title: str, found: Sequence[Points], mark: str) -> str:
                 colour, marker = _placeholder(number % COLOURS), mark or ("o" if len(points) == 1 else "")
                 axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, ls=dash, lw=1.8)
         axes.set_xlabel("step", color=_TEXT)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
         axes.grid(color=_RULE, linewidth=1)
         axes.set_axisbelow(True)
         for side, spine in axes.spines.items():
