@@ -77,7 +77,7 @@ class Comparison:
         def lines(found: Sequence[Line]) -> dict[str, dict[str, str]]:
             return {key: dict(zip(self.names, values, strict=True)) for key, values in found}
 
-        return {
+        found = {
             "runs": [{"name": run.name, "path": str(run.path), "objective": run.kind} for run in self.runs],
             "remarks": self.remarks,
             "recipe": lines(self.recipe),
@@ -91,6 +91,16 @@ class Comparison:
             "training": lines(self.training),
             "history": {run.name: run.history for run in self.runs},
         }
+        return _without_nan(found)
+
+
+def _without_nan(value: Any) -> Any:
+    """The same with None for numbers that JSON does not have, as a run that diverged has logged."""
+    if isinstance(value, dict):
+        return {name: _without_nan(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:

@@ -118,9 +118,7 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _read(name: str, path: Path) -> Run:
-    metrics = Record(path / METRICS).values
-    if not isinstance(metrics, dict):
-        raise UserError(f"{path / METRICS} is damaged: it holds no figures under names")
+    metrics = _metrics(path / METRICS)
     remarks, history = [], metrics.get("history") or []
     if not metrics.get("finished"):
         history = history or _logged(path / FIGURES)
@@ -135,6 +133,20 @@ def _read(name: str, path: Path) -> Run:
             "no other's"
         )
     return Run(**{**vars(run), "remarks": tuple(remarks)})
+
+
+def _metrics(file: Path) -> dict[str, Any]:
+    try:
+        metrics = Record(file).values
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    parts = ("before", "after", "measured", "plan", "training", "versions", "environment", "parallel")
+    if not isinstance(metrics, dict) or not all(isinstance(metrics.get(name) or {}, dict) for name in parts):
+        raise UserError(f"{file} is damaged: it holds no figures under names")
+    history = metrics.get("history") or []
+    if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
+        raise UserError(f"{file} is damaged: its history is no list of logs")
+    return metrics
 
 
 def _unfinished(name: str, metrics: dict[str, Any], history: Sequence[dict[str, float]]) -> str:
@@ -194,7 +206,6 @@ def _check_samples(run: Run) -> None:
     try:
         for when in ("before", "after"):
             run.samples(when)
-            run.figures(when)
     except (TypeError, AttributeError) as error:
         raise UserError(f"{run.path / METRICS} is damaged ({_first_line(error)})") from error
 

@@ -145,6 +145,17 @@ def test_an_unfinished_run_shows_what_it_has(runs, tmp_path):
     assert done.exit_code == 0 and "is unfinished" in done.output
 
 
+def test_a_run_that_diverged_is_shown(runs, tmp_path):
+    shutil.copytree(runs / "two", tmp_path / "wild")
+    metrics = json.loads((tmp_path / "wild/metrics.json").read_text())
+    metrics["history"][0]["loss"], metrics["before"]["loss"] = float("nan"), float("inf")
+    (tmp_path / "wild/metrics.json").write_text(json.dumps(metrics))
+    found = json.loads(invoke(runs / "one", tmp_path / "wild", "--json").output)
+    assert found["history"]["wild"][0]["loss"] is None
+    assert found["figures"][0]["runs"]["wild"]["before"]["value"] is None
+    assert invoke(runs / "one", tmp_path / "wild", "--html", tmp_path / "page.html").exit_code == 0
+
+
 def test_a_run_without_rows_has_no_intervals(runs, tmp_path):
     shutil.copytree(runs / "two", tmp_path / "old")
     (tmp_path / "old/held_out.json").unlink()
@@ -201,6 +212,8 @@ def _damage(folder, name, text):
         (lambda one, two: [_damage(two, "metrics.json", "{"), one, two][1:], "is damaged"),
         (lambda one, two: [_damage(two, "metrics.json", "[1]"), one, two][1:], "is damaged"),
         (lambda one, two: [_damage(two, "metrics.json", '{"after": 3}'), one, two][1:], "is damaged"),
+        (lambda one, two: [_damage(two, "metrics.json", '{"history": [3]}'), one, two][1:], "is damaged"),
+        (lambda one, two: [_damage(two, "metrics.json", '{"samples_after": [3]}'), one, two][1:], "is damaged"),
         (lambda one, two: [_damage(two, "recipe.yaml", "a: [b"), one, two][1:], "cannot be read"),
         (lambda one, two: [_damage(two, "held_out.json", '{"after": {"rows": [1]}}'), one, two][1:], "is damaged"),
         (lambda one, two: [_damage(two, "scores.json", '{"scores": [{"name": "x"}]}'), one, two][1:], "is damaged"),
