@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
+    from .held_rows import HeldRows
 
 
 @dataclass(frozen=True)
@@ -17,18 +17,20 @@ class HeldOut:
         loss: mean over tokens, in nats.
         tokens: supervised tokens counted.
         rows: rows they stand in.
+        by_row: what each row adds to it.
     """
 
     loss: float
     tokens: int
     rows: int
+    by_row: "HeldRows | None" = None
 
     @property
     def perplexity(self) -> float:
         return math.exp(min(self.loss, 700.0))
 
     def as_dict(self) -> dict[str, float]:
-        return {**asdict(self), "perplexity": self.perplexity}
+        return {"loss": self.loss, "tokens": self.tokens, "rows": self.rows, "perplexity": self.perplexity}
 
 
 @dataclass(frozen=True)
@@ -43,44 +45,54 @@ class Sample:
 def held_out_loss(model: Any, dataset: Any, *, pad_token_id: int, batch_size: int) -> HeldOut:
     """Loss on a data set with `input_ids` and `labels`, and with `position_ids` where rows hold several documents.
 
-    The value does not depend on batches, because the sum runs over tokens.
+    Batches group rows of like length; the value does not depend on them, because the sum runs over tokens.
     """
-    rows = row_losses(model, dataset, pad_token_id=pad_token_id, batch_size=batch_size)
-    total, tokens = rows.sum(0)
-    return HeldOut(loss=float(total / max(tokens, 1)), tokens=int(tokens), rows=len(rows))
-
-
-def row_losses(model: Any, dataset: Any, *, pad_token_id: int, batch_size: int) -> "np.ndarray":
-    """Summed cross-entropy in nats and number of supervised tokens of each row, shape (rows, 2), float64.
-
-    Args:
-        dataset: as `held_out_loss` has it. Batches group rows of like length; the result is in the order of the rows.
-    """
-    import numpy as np
     import torch
 
+    from .held_rows import HeldRows, digest_of
     from .tokens.padding import pad_rows
 
     # Rows in token shards tell their lengths unread, and only those of a batch are held.
     held = dataset if hasattr(dataset, "length") else [dict(row) for row in dataset]
     length = getattr(dataset, "length", lambda index: len(held[index]["input_ids"]))
-    order = sorted(range(len(held)), key=length)
-    found = np.zeros((len(order), 2))
+    rows = sorted(range(len(held)), key=length)
+    digests: list[str] = []
+    parts: list[tuple[float, float]] = []
     with evaluating(model), torch.no_grad():
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            padded = pad_rows([held[index] for index in rows], pad_token_id)
+        for start in range(0, len(rows), batch_size):
+            chosen = [held[index] for index in rows[start : start + batch_size]]
+            digests += map(digest_of, chosen)
+            padded = pad_rows(chosen, pad_token_id)
             batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
             labels = batch.pop("labels")
             logits = model(**batch, use_cache=False).logits[:, -labels.shape[1] :]  # behind the soft prompt, if any
-            logits, labels = logits[:, :-1], labels[:, 1:]  # [batch, length - 1, vocab]
-            supervised = labels != -100
-            losses = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
-            losses[supervised] = torch.nn.functional.cross_entropy(
-                logits[supervised].float(), labels[supervised], reduction="none"
-            ).double()
-            found[rows] = torch.stack([losses.sum(1), supervised.sum(1).double()], 1).cpu().numpy()
-    return found
+            logits = logits[:, :-1]  # [batch, length - 1, vocab]
+            supervised = labels[:, 1:] != -100
+            parts += row_losses(logits, labels[:, 1:], supervised)
+    total, count = sum(loss for loss, _ in parts), int(sum(tokens for _, tokens in parts))
+    return HeldOut(total / max(count, 1), count, len(rows), HeldRows(tuple(digests), {"loss": parts}))
+
+
+def row_losses(logits: Any, targets: Any, supervised: Any) -> list[tuple[float, float]]:
+    """The summed cross-entropy and the number of supervised tokens of each row.
+
+    Args:
+        logits: [batch, length, vocab].
+        targets, supervised: [batch, length].
+    """
+    import torch
+
+    losses = torch.nn.functional.cross_entropy(logits[supervised].float(), targets[supervised], reduction="none")
+    return sums_by_row(losses, supervised)
+
+
+def sums_by_row(values: Any, supervised: Any) -> list[tuple[float, float]]:
+    """The sum of `values`, one for each supervised token of a batch, and the number of these, of each row."""
+    import torch
+
+    sums = torch.zeros(len(supervised), dtype=torch.float64)
+    sums.index_add_(0, supervised.nonzero()[:, 0].cpu(), values.double().cpu())
+    return list(zip(sums.tolist(), supervised.sum(1).tolist(), strict=True))
 
 
 def greedy_answers(

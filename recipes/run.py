@@ -131,6 +131,7 @@ class _Run:
             history=trainer.state.log_history,
             parallel=asdict(current()),
             versions=_versions(),
+            environment=_environment(),
         )
         metrics = self.open_again(metrics, sharded)
         self.report(metrics)
@@ -236,8 +237,16 @@ class _Run:
         self.console.print(f"Held out, {order} training{on}: {shown} ({counted}).")
         if on:
             return {when: figures}
+        self.keep_rows(when)
         samples = self.objective.samples(model, rows)
         return {when: figures, f"samples_{when}": [asdict(sample) for sample in samples]}
+
+    def keep_rows(self, when: str) -> None:
+        """Store what each held-out row added to the last figures."""
+        from .held_rows import keep_rows
+
+        if self.folder.writes and self.objective.held_rows is not None:
+            keep_rows(self.folder.path, when, self.objective.held_rows)
 
     def train(self, model: Any, adapter: Any, *, resume: bool) -> tuple[Any, Any]:
         """The trainer after training, and its result."""
@@ -437,6 +446,7 @@ class _Run:
             return metrics
         again = self.objective.measure(model, self.prepared.splits.eval, self.prepared.held_out)
         if sharded and current().strategy == "fsdp2" and self.prepared.arguments.mixed_precision != "no":
+            self.keep_rows("after")
             return self.folder.update_metrics(after=again)
         if not self.objective.reproduced(again, metrics["after"]):
             name = self.objective.shown[0]
@@ -495,3 +505,18 @@ def _versions() -> dict[str, str]:
     from importlib.metadata import version
 
     return {name: version(name) for name in VERSIONED}
+
+
+def _environment() -> dict[str, str]:
+    """What a run computed on."""
+    import platform
+
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "device": device,
+        "threads": str(torch.get_num_threads()),
+    }

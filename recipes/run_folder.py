@@ -19,6 +19,8 @@ from .training.unfinished import SAVING, checkpoint_folders, recover, step_of
 
 RECIPE, METRICS = "recipe.yaml", "metrics.json"
 FIGURES = "metrics.csv"
+# What each held-out row adds to the figures, see `held_rows`.
+HELD_OUT = "held_out.json"
 ADAPTER = "adapter"
 # Seconds for what a killed run leaves behind to end: it may have processes that read its data.
 _PATIENCE = 10.0
@@ -182,7 +184,8 @@ class RunFolder:
             return
         try:
             if keep and not resume:
-                (self.path / METRICS).unlink(missing_ok=True)
+                for name in (METRICS, HELD_OUT):
+                    (self.path / name).unlink(missing_ok=True)
             elif not resume:
                 self.clear()
             self.path.resolve().mkdir(parents=True, exist_ok=True)
@@ -212,7 +215,9 @@ class RunFolder:
     def empty(self) -> bool:
         """Nothing in it, or only what a run writes before it trains."""
         names = {p.name.removesuffix(".tmp") for p in self.path.iterdir()} if self.path.is_dir() else set()
-        return not names or (MARKER in names and names <= {MARKER, RECIPE, METRICS, SAVING} and not self.finished)
+        return not names or (
+            MARKER in names and names <= {MARKER, RECIPE, METRICS, HELD_OUT, SAVING} and not self.finished
+        )
 
     def _require_resumable(self, recipe_yaml: str) -> None:
         if self.finished:

@@ -25,6 +25,7 @@ VERBS = {
     "plan": "plan",
     "ladder": "ladder",
     "show": "show",
+    "compare": "compare",
     "chat": "chat",
     "generate": "generate",
     "eval": "eval_",

@@ -1,11 +1,9 @@
-"""An inspection as one HTML page that needs nothing else: no network, no script, no font."""
+"""An inspection as one HTML page."""
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
-from ..errors import UserError
+from ..pages import render_page, save_page
 from . import charts
 from .collect import Inspection, Shown
 from .pieces import Gap, Piece, pieces
@@ -28,21 +26,14 @@ def write_page(inspection: Inspection, file: Path) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    try:
-        file.write_text(render(inspection), encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"--html: {file} cannot be written: {error.strerror}") from error
+    save_page(render(inspection), file)
 
 
 def render(inspection: Inspection) -> str:
     """The page as text. All that comes out of the data is escaped."""
-    from jinja2 import Environment, StrictUndefined
-
-    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(template).render(
+    return render_page(
+        __package__,
         inspection=inspection,
-        version=__version__,
         tiles=_tiles(inspection),
         pictures=_pictures(inspection),
         sides=_sides(inspection),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..console import make_console
 from ..errors import UserError
 from ..loading import find_pipeline, load_recipe
+from ..pages import check_page_file
 from ..run_folder import RunFolder
 from .collect import inspect_recipe
 
@@ -39,8 +40,8 @@ def show_data(
     from ..run_checks import faults_told
     from .terminal import show
 
-    if html is not None and html.is_dir():
-        raise UserError(f"--html: {html} is a folder; give the name of a file, such as {html / 'data.html'}")
+    if html is not None:
+        check_page_file(html, "data.html")
     recipe = recipe_of(name, overrides, stage)
     make_console(recipe)
     # What a function of the user's or a library prints is no part of the figures.

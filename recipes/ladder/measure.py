@@ -10,7 +10,8 @@ import numpy as np
 from ...modeling.cache_sizes import measured_size
 from ...modeling.counting import count
 from ..errors import UserError
-from ..evaluation import row_losses
+from ..evaluation import held_out_loss
+from ..held_rows import HeldRows
 from ..scoring.intervals import Statistic, interval, ratio
 from .rungs import Rung
 
@@ -91,16 +92,17 @@ def measure(pipeline: "Pipeline", rungs: Sequence[Rung], say: Callable[[str], No
     from ..prepare import prepare
 
     models: list[Any] = []
-    losses: dict[str, np.ndarray] = {}
+    kept: dict[str, HeldRows] = {}
     for rung in rungs:
         say(f"held-out loss of {rung.name}")
         prepared = prepare(pipeline.resolved(rung.stage))
         models.append(load_pretrained(str(rung.stage.folder)).eval())
-        losses[rung.name] = _losses(rung, models[-1], prepared)
-        if not np.array_equal(losses[rungs[0].name][:, 1], losses[rung.name][:, 1]):
+        kept[rung.name] = _held_rows(rung, models[-1], prepared)
+        if kept[rung.name].digests != kept[rungs[0].name].digests:
             raise UserError(
                 f"stage {rung.name}: its held-out rows are not those of {rungs[0].name}: train all rungs anew"
             )
+    losses = {name: np.asarray(rows.parts["loss"]) for name, rows in kept.items()}  # [rows, 2]: nats, tokens
     say("speeds, in turns")
     tokens = _batch(prepared)
     train = _in_turns([_training(model, tokens) for model in models])
@@ -129,11 +131,13 @@ def measure(pipeline: "Pipeline", rungs: Sequence[Rung], say: Callable[[str], No
     return found
 
 
-def _losses(rung: Rung, model: Any, prepared: "Prepared") -> np.ndarray:
+def _held_rows(rung: Rung, model: Any, prepared: "Prepared") -> HeldRows:
     if prepared.held_out is None:
         raise UserError(f"stage {rung.name}: no row is held out: set data.eval_fraction or data.eval_source")
     pad, size = prepared.tokenizer.pad_token_id, prepared.objective.recipe.eval.batch_size
-    return row_losses(model, prepared.held_out.dataset, pad_token_id=pad, batch_size=size)
+    found = held_out_loss(model, prepared.held_out.dataset, pad_token_id=pad, batch_size=size).by_row
+    assert found is not None, "losses are taken row by row"
+    return found.in_order()
 
 
 def _estimate(rows: np.ndarray, statistic: Statistic) -> Estimate:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ..adapters import AdapterPlan
     from ..data import Mixture, Splits
     from ..evaluation import Sample
+    from ..held_rows import HeldRows
     from ..schema import Recipe
     from ..tokens.packing import TrainingRows
     from ..tokens.report import TokenizedData, Tokenizing
@@ -62,6 +63,7 @@ class Objective:
     passes: int = 0
     flops_a_token: int = 0
     mixture: "Mixture | None" = None  # of the rows that are left, where sources have weights
+    held_rows: "HeldRows | None" = None  # of the last `measure`, where its figures are kept row by row
 
     def __init__(self, recipe: "Recipe", arguments: Any, config: "AnyformerConfig", tokenizer: Any) -> None:
         self.recipe, self.arguments, self.config, self.tokenizer = recipe, arguments, config, tokenizer

@@ -80,12 +80,19 @@ class TextClassification(Labelled):
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         import torch
 
+        from ..held_rows import mean_rows
+
         logits, data = self.logits_of(model, prepared.dataset)
         targets = torch.tensor([row["labels"] for row in data])
         figures = self._figures(torch.stack(logits), targets) | {"rows": len(data)}
         if self.options.problem == "single-label":
+            right = torch.stack(logits).argmax(-1).eq(targets).double()
+            losses = torch.nn.functional.cross_entropy(torch.stack(logits), targets, reduction="none")
+            self.held_rows = mean_rows(data, loss=losses, accuracy=right)
             figures["majority_share"] = targets.eq(self.numbers[self.majority]).float().mean().item()
         if self.options.problem == "regression":
+            errors = torch.stack(logits)[:, 0] - targets
+            self.held_rows = mean_rows(data, loss=errors**2, mean_absolute_error=errors.abs())
             figures["loss_of_the_mean"] = ((targets - self.mean) ** 2).mean().item()
         return figures
 

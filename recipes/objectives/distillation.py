@@ -112,24 +112,28 @@ class Distillation(SupervisedTuning):
         cross-entropy with the data."""
         import torch
 
-        from ..evaluation import HeldOut, evaluating
+        from ..evaluation import HeldOut, evaluating, row_losses, sums_by_row
+        from ..held_rows import HeldRows, digest_of
         from ..tokens.padding import pad_rows
 
         size, beta = self.recipe.eval.batch_size, self.arguments.beta
         data = sorted((dict(row) for row in prepared.dataset), key=lambda row: len(row["input_ids"]))
-        teacher, apart, loss, count = self.teacher.to(model.device), 0.0, 0.0, 0
+        teacher = self.teacher.to(model.device)
+        losses: list[tuple[float, float]] = []
+        apart: list[tuple[float, float]] = []
         with evaluating(model), torch.no_grad():
             for first in range(0, len(data), size):
                 padded = pad_rows(data[first : first + size], self.tokenizer.pad_token_id)
                 batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
-                labels = batch.pop("labels")
-                on = labels[:, 1:] != -100
-                student, target = (m(**batch, use_cache=False).logits[:, :-1][on].float() for m in (model, teacher))
-                apart += divergence(student, target, beta).sum().item()
-                loss += torch.nn.functional.cross_entropy(student, labels[:, 1:][on], reduction="sum").item()
-                count += int(on.sum())
-        count = max(count, 1)
-        return {"divergence": apart / count, **HeldOut(loss / count, count, len(data)).as_dict()}
+                targets = batch.pop("labels")[:, 1:]
+                on = targets != -100
+                student, target = (m(**batch, use_cache=False).logits[:, :-1] for m in (model, teacher))
+                losses += row_losses(student, targets, on)
+                apart += sums_by_row(divergence(student[on].float(), target[on].float(), beta), on)
+        by_row = HeldRows(tuple(map(digest_of, data)), {"divergence": apart, "loss": losses})
+        self.held_rows, count = by_row, max(int(sum(tokens for _, tokens in losses)), 1)
+        divergent, loss = (sum(value for value, _ in part) / count for part in (apart, losses))
+        return {"divergence": divergent, **HeldOut(loss, count, len(data)).as_dict()}
 
 
 def divergence(student: "torch.Tensor", teacher: "torch.Tensor", beta: float) -> "torch.Tensor":

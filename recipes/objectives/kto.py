@@ -67,15 +67,18 @@ class KahnemanTverskyTuning(ReferencedTuning):
         """
         import torch
 
+        from ..held_rows import mean_rows
+
         start, now = self.start_and_now(model, prepared.dataset)
         good = torch.tensor(prepared.dataset["label"])
         rewards = self.arguments.beta * (now.answer - start.answer)
         signed = torch.where(good, rewards, -rewards)
         weights = torch.where(good, self.arguments.desirable_weight, self.arguments.undesirable_weight)
         both = bool(good.any() and not good.all())
+        by_answer = {"loss": weights * torch.sigmoid(-signed), "accuracy": (signed > 0).double()}
+        self.held_rows = mean_rows(prepared.dataset, **by_answer)
         return {
-            "loss": (weights * torch.sigmoid(-signed)).mean().item(),
-            "accuracy": (signed > 0).double().mean().item(),
+            **{name: values.mean().item() for name, values in by_answer.items()},
             "margin": (rewards[good].mean() - rewards[~good].mean()).item() if both else signed.mean().item(),
             "rows": len(good),
             "tokens": int(now.tokens.sum()),

@@ -99,9 +99,9 @@ class Pretraining(Objective):
         from ..evaluation import held_out_loss
 
         size = self.recipe.eval.batch_size
-        return held_out_loss(
-            model, prepared.dataset, pad_token_id=self.tokenizer.pad_token_id, batch_size=size
-        ).as_dict()
+        found = held_out_loss(model, prepared.dataset, pad_token_id=self.tokenizer.pad_token_id, batch_size=size)
+        self.held_rows = found.by_row
+        return found.as_dict()
 
     def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
         """The greedy continuation of the first tokens of held-out texts, as many as are generated."""
@@ -196,13 +196,17 @@ class MaskedLanguageModel(Objective):
         return trainer
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
-        from ..tokens.masking import masked_figures
+        from ..tokens.masking import masked_figures, masked_rows
 
         fixed = self.held_out_masking.fixed(prepared.dataset)
-        figures = masked_figures(
+        by_row = masked_rows(
             model, fixed, pad_token_id=self.tokenizer.pad_token_id, batch_size=self.recipe.eval.batch_size
         )
-        return self.named(figures)
+        figures = self.named(masked_figures(by_row))
+        if "masked_loss" not in figures:  # it is the loss
+            by_row.parts["loss"] = by_row.parts.pop("masked_loss")
+        self.held_rows = by_row
+        return figures
 
     def named(self, figures: dict[str, float]) -> dict[str, float]:
         """The figures under the names that are shown."""

@@ -194,6 +194,7 @@ class PolicyOptimisation(Objective):
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         """Reward, tokens, and share that stops by itself, of greedy answers to the held-out prompts."""
+        from ..held_rows import mean_rows
         from ..rewards import ROW
         from ..tokens.supervised import stop_ids
 
@@ -201,12 +202,13 @@ class PolicyOptimisation(Objective):
         ids = self.answers(model, kept)
         scores = self.scores(kept, self.tokenizer.batch_decode(ids, skip_special_tokens=True))
         stops = set(stop_ids(self.tokenizer))
-        return {
-            "reward": sum(scores) / len(scores),
-            "length": sum(map(len, ids)) / len(ids),
-            "stopped": sum(bool(i) and i[-1] in stops for i in ids) / len(ids),
-            "rows": len(ids),
+        by_prompt: dict[str, list[float]] = {
+            "reward": scores,
+            "length": [len(answer) for answer in ids],
+            "stopped": [bool(answer) and answer[-1] in stops for answer in ids],
         }
+        self.held_rows = mean_rows(({"prompt": row["prompt"]} for row in kept), **by_prompt)
+        return {**{name: sum(values) / len(ids) for name, values in by_prompt.items()}, "rows": len(ids)}
 
     def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
         from ..evaluation import Sample

@@ -171,15 +171,21 @@ class DirectPreferenceTuning(ReferencedTuning):
         """
         from torch.nn.functional import softplus
 
+        from ..held_rows import mean_rows
+
         start, now = self.start_and_now(model, prepared.dataset)
         chosen, rejected = (now.answer - start.answer).chunk(2)
         margins = self.arguments.beta * (chosen - rejected)
         likelier, other = now.answer.chunk(2)
+        by_pair = {
+            "loss": softplus(-margins),
+            "accuracy": (margins > 0).double(),
+            "margin": margins,
+            "log_ratio": likelier - other,
+        }
+        self.held_rows = mean_rows(prepared.dataset, **by_pair)
         return {
-            "loss": softplus(-margins).mean().item(),
-            "accuracy": (margins > 0).double().mean().item(),
-            "margin": margins.mean().item(),
-            "log_ratio": (likelier - other).mean().item(),
+            **{name: values.mean().item() for name, values in by_pair.items()},
             "rows": len(margins),
             "tokens": int(now.tokens.sum()),
         }

@@ -37,13 +37,16 @@ class _ReferenceFree(PreferenceTuning):
         """`loss`: the trained loss over all held-out pairs at once; `accuracy`: share of pairs in which the chosen
         answer has the higher score; `margin`: beta times the mean difference of the scores. A score is the sum or,
         where the loss is normalised by length, the mean of an answer's log-probabilities."""
+        from ..held_rows import mean_rows
+
         chosen, rejected = self.pair_log_probs(model, prepared.dataset)
         scores = [self.score(side) for side in (chosen, rejected)]
         difference = scores[0] - scores[1]
+        by_pair = {"accuracy": (difference > 0).double(), "margin": self.arguments.beta * difference}
+        self.held_rows = mean_rows(prepared.dataset, **by_pair)
         return {
             "loss": self.loss(chosen, rejected).item(),
-            "accuracy": (difference > 0).double().mean().item(),
-            "margin": self.arguments.beta * difference.mean().item(),
+            **{name: values.mean().item() for name, values in by_pair.items()},
             "rows": len(difference),
             "tokens": int(chosen.tokens.sum() + rejected.tokens.sum()),
         }

@@ -57,16 +57,19 @@ class RewardModelling(PreferenceTuning):
         -log sigmoid(d - margin of the row); `margin`, the mean of d."""
         import torch
 
+        from ..held_rows import mean_rows
+
         pairs = self.measured = _whole(prepared.dataset)
         chosen, rejected = self.rewards(model, [row[side] for side in _SIDES for row in pairs]).chunk(2)
         difference = chosen - rejected
         wanted = torch.tensor(pairs["margin"][:] if "margin" in pairs.column_names else 0.0, dtype=torch.float64)
-        return {
-            "accuracy": (difference > 0).double().mean().item(),
-            "loss": torch.nn.functional.softplus(wanted - difference).mean().item(),
-            "margin": difference.mean().item(),
-            "rows": len(difference),
+        by_pair = {
+            "accuracy": (difference > 0).double(),
+            "loss": torch.nn.functional.softplus(wanted - difference),
+            "margin": difference,
         }
+        self.held_rows = mean_rows(pairs, **by_pair)
+        return {**{name: values.mean().item() for name, values in by_pair.items()}, "rows": len(difference)}
 
     def rewards(self, model: Any, sequences: Sequence[list[int]]) -> "torch.Tensor":
         """The rewards of whole sequences, [sequences] in float64 on the CPU."""

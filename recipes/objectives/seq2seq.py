@@ -144,16 +144,19 @@ class SequenceToSequence(Objective):
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         import torch
 
-        from ...modeling.losses import token_loss
-        from ..evaluation import evaluating
+        from ..evaluation import evaluating, row_losses
+        from ..held_rows import HeldRows, digest_of
 
         data = [dict(row) for row in prepared.dataset]
-        total, count = 0.0, 0
+        order: list[int] = []
+        parts: list[tuple[float, float]] = []
         with evaluating(model), torch.no_grad():
-            for _, batch in self._batches_of(model, data):
+            for places, batch in self._batches_of(model, data):
                 logits = model(**batch, use_cache=False).logits  # [batch, target, vocabulary]
-                total += token_loss(logits, batch["labels"], 1).item()
-                count += int((batch["labels"] != IGNORE).sum())
+                parts += row_losses(logits, batch["labels"], batch["labels"] != IGNORE)
+                order += places
+        total, count = sum(loss for loss, _ in parts), int(sum(tokens for _, tokens in parts))
+        self.held_rows = HeldRows(tuple(digest_of(data[place]) for place in order), {"loss": parts})
         references = [self._text(row["labels"]) for row in data]
         answers = self.answers(model, data, self._answer_limit([row["labels"] for row in data]))
         return {"loss": total / count, "tokens": count, "rows": len(data), **_figures(references, answers)}

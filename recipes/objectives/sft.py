@@ -67,9 +67,9 @@ class SupervisedTuning(Objective):
         from ..evaluation import held_out_loss
 
         size = self.recipe.eval.batch_size
-        return held_out_loss(
-            model, prepared.dataset, pad_token_id=self.tokenizer.pad_token_id, batch_size=size
-        ).as_dict()
+        found = held_out_loss(model, prepared.dataset, pad_token_id=self.tokenizer.pad_token_id, batch_size=size)
+        self.held_rows = found.by_row
+        return found.as_dict()
 
 
 @functools.cache

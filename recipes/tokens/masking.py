@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..evaluation import Sample
+    from ..held_rows import HeldRows
 
 # What a row keeps beside its tokens once it is masked.
 _KEPT = ("token_type_ids", "next_sentence_label")
@@ -94,19 +95,29 @@ def word_offsets(words: Sequence[int]) -> list[tuple[int, int]]:
     return offsets
 
 
-def masked_figures(model: Any, dataset: Any, *, pad_token_id: int, batch_size: int) -> dict[str, float]:
-    """Cross-entropy in nats and accuracy over the hidden tokens of rows that are masked already.
+def masked_figures(rows: "HeldRows") -> dict[str, float]:
+    """Cross-entropy in nats and accuracy over the hidden tokens, from what each row adds to them.
 
-    Of rows with `next_sentence_label` also `next_sentence_loss`, in nats a row, and `next_sentence_accuracy`. Batches
-    group rows of like length; the values do not depend on them.
+    Of rows with `next_sentence_label` also `next_sentence_loss`, in nats a row, and `next_sentence_accuracy`.
+    """
+    sums = {name: [sum(side) for side in zip(*parts, strict=True)] for name, parts in rows.parts.items()}
+    figures = {name: total / max(count, 1) for name, (total, count) in sums.items()}
+    return figures | {"tokens": int(sums["masked_loss"][1]), "rows": len(rows.digests)}
+
+
+def masked_rows(model: Any, dataset: Any, *, pad_token_id: int, batch_size: int) -> "HeldRows":
+    """What each of rows that are masked already adds to `masked_figures`.
+
+    Batches group rows of like length; the values do not depend on them.
     """
     import torch
     from torch.nn.functional import cross_entropy
 
-    from ..evaluation import evaluating
+    from ..evaluation import evaluating, row_losses, sums_by_row
+    from ..held_rows import HeldRows, digest_of
 
     rows = sorted((dict(row) for row in dataset), key=lambda row: len(row["input_ids"]))
-    loss, right, tokens, pair_loss, pair_right = 0.0, 0, 0, 0.0, 0
+    parts: dict[str, list[tuple[float, float]]] = {"masked_loss": [], "masked_accuracy": []}
     with evaluating(model), torch.no_grad():
         for start in range(0, len(rows), batch_size):
             padded = pad_rows(rows[start : start + batch_size], pad_token_id)
@@ -115,18 +126,15 @@ def masked_figures(model: Any, dataset: Any, *, pad_token_id: int, batch_size: i
             output = model(**batch)
             hidden = labels != IGNORE
             logits = output.logits if follows is None else output.prediction_logits
-            logits, targets = logits[hidden].float(), labels[hidden]  # [hidden tokens, vocab], [hidden tokens]
-            loss += cross_entropy(logits, targets, reduction="sum").item()
-            right += int((logits.argmax(-1) == targets).sum())
-            tokens += len(targets)
+            parts["masked_loss"] += row_losses(logits, labels, hidden)
+            parts["masked_accuracy"] += sums_by_row(logits[hidden].argmax(-1) == labels[hidden], hidden)
             if follows is not None:
                 relation = output.seq_relationship_logits.float()  # [rows, 2]
-                pair_loss += cross_entropy(relation, follows, reduction="sum").item()
-                pair_right += int((relation.argmax(-1) == follows).sum())
-    figures = {"masked_loss": loss / max(tokens, 1), "masked_accuracy": right / max(tokens, 1)}
-    if rows and "next_sentence_label" in rows[0]:
-        figures |= {"next_sentence_loss": pair_loss / len(rows), "next_sentence_accuracy": pair_right / len(rows)}
-    return figures | {"tokens": tokens, "rows": len(rows)}
+                losses = cross_entropy(relation, follows, reduction="none").tolist()
+                right = (relation.argmax(-1) == follows).tolist()
+                for name, values in (("next_sentence_loss", losses), ("next_sentence_accuracy", right)):
+                    parts.setdefault(name, []).extend((float(value), 1.0) for value in values)
+    return HeldRows(tuple(map(digest_of, rows)), parts)
 
 
 def filled_masks(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, length: int) -> "list[Sample]":

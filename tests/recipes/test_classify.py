@@ -1,5 +1,7 @@
 """Objective `classify`: the loss by hand, classes and their names, and short runs that learn."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -243,6 +245,10 @@ def test_a_regression_beats_the_mean(tmp_path):
     assert metrics["after"]["loss"] < metrics["after"]["loss_of_the_mean"] / 2
     assert metrics["after"]["mean_absolute_error"] < metrics["before"]["mean_absolute_error"]
     assert not metrics["measured"]["higher_is_better"]
+    kept = json.loads((folder / "held_out.json").read_text(encoding="utf-8"))["after"]["parts"]
+    for name in ("loss", "mean_absolute_error"):
+        values = [value for value, weight in kept[name] if weight == 1]
+        assert sum(values) / metrics["after"]["rows"] == pytest.approx(metrics["after"][name], rel=1e-5)
     float(metrics["samples_after"][0]["answer"])
 
 

@@ -15,7 +15,7 @@ from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.prepare import prepare
 from anyformer.recipes.run import run_recipe
-from anyformer.recipes.tokens.masking import Masking, masked_figures, word_offsets
+from anyformer.recipes.tokens.masking import Masking, masked_figures, masked_rows, word_offsets
 from anyformer.recipes.tokens.padding import pad_rows
 from anyformer.recipes.tokens.plain_text import tokenize_pairs, tokenize_pieces
 
@@ -257,7 +257,7 @@ def test_figures_are_those_of_the_rows_one_by_one(tiny, tokenizer, head):
             "next_sentence_accuracy": sum(map(bool, better)) / len(better),
         }
     for size in (1, 4, 100):
-        figures = masked_figures(model, fixed, pad_token_id=tokenizer.pad_token_id, batch_size=size)
+        figures = masked_figures(masked_rows(model, fixed, pad_token_id=tokenizer.pad_token_id, batch_size=size))
         assert figures == pytest.approx(expected, abs=1e-5)
 
 

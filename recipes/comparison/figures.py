@@ -1,0 +1,189 @@
+"""Held-out figures of runs with intervals, and their differences where they are of the same rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..held_rows import HeldRows
+from ..scoring.intervals import Statistic, exp_ratio, interval, ratio
+from .differences import HELD_OUT_BY, recipe_differences
+from .folders import Run
+
+# Figures that are computed from another one's rows.
+_DERIVED: dict[str, tuple[str, Statistic]] = {"perplexity": ("loss", exp_ratio)}
+# Objectives whose loss is the cross-entropy of the row's labels.
+_CROSS_ENTROPY = {"sft", "pretrain", "distill"}
+_FROM_START = ("model.path", "model.preset", "model.config", "adapter.path", "train.beta")
+# What figures of an objective are measured by, beside the model: values of other settings are of other figures.
+_MEASURES: dict[str, tuple[str, ...]] = {
+    "dpo": _FROM_START,
+    "kto": (*_FROM_START, "train.desirable_weight", "train.undesirable_weight"),
+    "distill": ("objective.teacher", "train.beta"),
+    **dict.fromkeys(("orpo", "cpo", "simpo"), ("train.beta", "train.loss_type")),
+    **dict.fromkeys(("grpo", "rloo", "ppo"), ("objective.reward",)),
+}
+# Figures of which more is better, where the run does not say it.
+_HIGHER = ("accuracy", "f1", "margin", "reward", "stopped", "match", "bleu", "chrf", "log_ratio", "tokens_a_pass")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure, and the bounds of its 95 % interval; both None where no rows are known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def certain(self) -> bool:
+        """Of a difference: 0 lies outside its interval."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure of one run.
+
+    Attributes:
+        change: after less before, of the same rows.
+        difference: after training, this run less run `against`, an earlier one of the comparison.
+        reason: why there is no difference.
+    """
+
+    before: Estimate | None
+    after: Estimate | None
+    change: Estimate | None = None
+    difference: Estimate | None = None
+    against: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of all runs.
+
+    Attributes:
+        higher_is_better: None where nobody has said.
+        cells: by run; None where a run does not have the figure.
+    """
+
+    name: str
+    higher_is_better: bool | None
+    cells: tuple[Cell | None, ...]
+
+
+def compare_figures(runs: Sequence[Run]) -> list[Figure]:
+    """All figures of all runs, those of the first run first."""
+    names: dict[str, None] = {}
+    for run in runs:
+        names |= dict.fromkeys(run.shown)
+    return [Figure(name, _direction(name, runs), tuple(_cells(name, runs))) for name in names]
+
+
+def _cells(name: str, runs: Sequence[Run]) -> list[Cell | None]:
+    cells: list[Cell | None] = []
+    for number, run in enumerate(runs):
+        if name not in run.shown:
+            cells.append(None)
+            continue
+        before, after = (_estimate(run, when, name) for when in ("before", "after"))
+        change = _difference(run, "before", run, "after", name)
+        if after is None:
+            cells.append(Cell(before, None))
+            continue
+        having = [other for other in runs[:number] if name in other.figures("after")]
+        like = next((other for other in having if not _apart(other, run, name)), None)
+        if like is not None:
+            cells.append(Cell(before, after, change, _difference(like, "after", run, "after", name), like.name))
+        else:
+            reason = f"not comparable with {having[0].name}: {_apart(having[0], run, name)}" if having else None
+            cells.append(Cell(before, after, change, reason=reason))
+    return cells
+
+
+def _direction(name: str, runs: Sequence[Run]) -> bool | None:
+    for run in runs:
+        measured = run.metrics.get("measured") or {}
+        if (measured.get("shown") or [None])[0] == name:
+            return bool(measured.get("higher_is_better"))
+    if any(word in name for word in _HIGHER):
+        return True
+    return False if any(word in name for word in ("loss", "perplexity", "error", "divergence")) else None
+
+
+def _part(rows: HeldRows | None, name: str) -> tuple[np.ndarray, Statistic] | None:
+    """The two summands of each row, [rows, 2], and how a figure is made of them."""
+    source, statistic = _DERIVED.get(name, (name, ratio))
+    if rows is None or source not in rows.parts or not rows.digests:
+        return None
+    return np.asarray(rows.parts[source], dtype=np.float64), statistic
+
+
+def _estimate(run: Run, when: str, name: str) -> Estimate | None:
+    figures = run.figures(when)
+    if name not in figures:
+        return None
+    part = _part(run.rows.get(when), name)
+    if part is None:
+        return Estimate(figures[name])
+    return Estimate(figures[name], *_bounds(*part))
+
+
+def _difference(one: Run, when: str, other: Run, then: str, name: str) -> Estimate | None:
+    """The figure of the other less that of the one, paired by row; None where the rows are not known to be the same."""
+    first, second = one.rows.get(when), other.rows.get(then)
+    parts = _part(first, name), _part(second, name)
+    if first is None or second is None or parts[0] is None or parts[1] is None or first.digests != second.digests:
+        return None
+    statistic = parts[0][1]
+    values = other.figures(then)[name] - one.figures(when)[name]
+
+    def subtracted(rows: np.ndarray) -> np.ndarray:
+        return statistic(rows[..., 2:]) - statistic(rows[..., :2])
+
+    return Estimate(values, *_bounds(np.concatenate([parts[0][0], parts[1][0]], axis=1), subtracted))
+
+
+def _bounds(rows: np.ndarray, statistic: Statistic) -> tuple[float | None, float | None]:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        low, high = interval(rows, statistic)
+    return (low, high) if np.isfinite([low, high]).all() else (None, None)
+
+
+def _apart(one: Run, other: Run, name: str) -> str | None:
+    """Why two runs' figures are not of the same thing; None where they are."""
+    plain = {one.kind, other.kind} <= _CROSS_ENTROPY and _DERIVED.get(name, (name,))[0] == "loss"
+    if one.kind != other.kind and not plain:
+        return f"the objectives are {one.kind} and {other.kind}"
+    differ = [key for key, _ in recipe_differences([one, other])]
+    if not plain and (measured := [key for key in differ if key.startswith(_MEASURES.get(one.kind, ()))]):
+        return f"it is measured by {', '.join(measured)}, in which the recipes differ"
+    first, second = one.rows.get("after"), other.rows.get("after")
+    for run, rows in ((one, first), (other, second)):
+        if _part(rows, name) is None:
+            return f"{run.name} keeps no {name.replace('_', ' ')} of single rows"
+    assert first is not None and second is not None
+    if first.digests == second.digests:
+        return None
+    return _rows_apart(first.digests, second.digests) + _cause([key for key in differ if key.startswith(HELD_OUT_BY)])
+
+
+def _rows_apart(first: Sequence[str], second: Sequence[str]) -> str:
+    shared = len(set(first) & set(second))
+    if not shared:
+        return f"no held-out row is the same, as tokens, of {len(first):,} and {len(second):,}"
+    return f"{shared:,} held-out rows are the same, as tokens, of {len(first):,} and {len(second):,}"
+
+
+def _cause(keys: Sequence[str]) -> str:
+    return f" (the recipes differ in {', '.join(keys[:4])}{', …' if len(keys) > 4 else ''})" if keys else ""
+
+
+def figure_as_dict(figure: Figure, runs: Sequence[Run]) -> dict[str, Any]:
+    """As plain data, by the names of the runs."""
+    from dataclasses import asdict
+
+    cells = {run.name: None if cell is None else asdict(cell) for run, cell in zip(runs, figure.cells, strict=True)}
+    return {"name": figure.name, "higher_is_better": figure.higher_is_better, "runs": cells}
