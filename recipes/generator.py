@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .adapters.saved import KINDS
 from .errors import UserError
 from .evaluation import virtual_tokens
+from .model_paths import check_there, resolve_path
 from .models import (
     adapter_folder,
     auto_class_of,
-    check_there,
     holds_tokenizer,
     load_pretrained,
     load_tokenizer_from,
-    resolve_path,
 )
 from .run_folder import RECIPE
 from .soft_prompts import positions_taken

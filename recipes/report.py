@@ -5,7 +5,7 @@ from typing import Any
 
 from .errors import UserError
 from .evaluation import Sample
-from .models import PACKAGE
+from .model_paths import PACKAGE
 
 CURVE = "loss_curve.png"
 # What the Hub calls the use of a class.
@@ -130,7 +130,7 @@ def _use_of_drafter(model: dict[str, Any]) -> str:
     base = model["hub_id"] or model["name"]
     inside = base.startswith(PACKAGE)
     where = f'resolve_path("{base}")' if inside else f'"{base}"'
-    more = "from anyformer.recipes.models import resolve_path\n" if inside else ""
+    more = "from anyformer.recipes.model_paths import resolve_path\n" if inside else ""
     return f"""It drafts for {base} alone, which checks each draft: the text is what that model
 writes by itself, only sooner.
 

@@ -167,7 +167,7 @@ def reward_model_config(name: str) -> Any:
     """
     from ..modeling.interop import ConversionError
     from ..modeling.interop.source import open_source
-    from .models import resolve_path
+    from .model_paths import resolve_path
 
     if name in BUILT_IN or in_file(name) or name.startswith(STAGE):
         return None
@@ -307,7 +307,8 @@ class RewardModel:
     """
 
     def __init__(self, path: str, *, batch_size: int = 8) -> None:
-        from .models import load_pretrained, load_tokenizer_from, resolve_path
+        from .model_paths import resolve_path
+        from .models import load_pretrained, load_tokenizer_from
 
         self.path, self.cuts = path, False
         self.model = load_pretrained(path, auto_class="AutoModelForSequenceClassification")

@@ -196,7 +196,7 @@ class _Run:
     def fresh_adapter(self, model: Any) -> Any:
         """The PEFT config of an adapter to attach; None where none is, or where one is attached already."""
         from .adapters import peft_config
-        from .models import resolve_path
+        from .model_paths import resolve_path
 
         section = self.recipe.model
         if self.recipe.adapter.path:

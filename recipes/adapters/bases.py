@@ -49,7 +49,8 @@ def other_base(recipe: "Recipe") -> str | None:
 
     Only two folders that are there, or two Hub ids, can be told apart; a base that was moved is nobody's mistake.
     """
-    from ..models import hub_id, resolve_path
+    from ..model_paths import resolve_path
+    from ..models import hub_id
 
     folder, path = recipe.adapter.path, recipe.model.path
     if not folder or not path:

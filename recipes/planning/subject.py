@@ -11,14 +11,13 @@ from typing import Any
 from ..errors import UserError
 from ..inspection.show import recipe_of
 from ..loading import find_pipeline, load_preset, recipe_of_text, shipped, shipped_pipelines
+from ..model_paths import PACKAGE, resolve_path
 from ..models import (
-    PACKAGE,
     check_shape,
     config_of_checkpoint,
     config_of_preset,
     first_line,
     load_tokenizer,
-    resolve_path,
 )
 from ..run_folder import METRICS, RECIPE
 from ..schema import OBJECTIVES, SECTIONS, Recipe

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from ..errors import UserError
 from ..evaluation import virtual_tokens
 from ..generator import Generator, open_generator, position_limit, saved_head, tokenizer_place
-from ..models import load_pretrained, load_tokenizer_from, resolve_path
+from ..model_paths import resolve_path
+from ..models import load_pretrained, load_tokenizer_from
 from ..run_folder import RECIPE
 
 Head = Literal["decoder", "encoder-decoder", "masked", "classifier", "tagger"]

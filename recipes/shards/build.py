@@ -102,7 +102,8 @@ def tokenize_sources(
     sources: Sequence[str], target: Path, tokenizer: str, *, trust_remote_code: bool, verify: bool, **options: Any
 ) -> Iterator[str]:
     """What the command does, as lines to print; `options` are those of `write_shards`."""
-    from ..models import load_tokenizer_from, resolve_path
+    from ..model_paths import resolve_path
+    from ..models import load_tokenizer_from
 
     for folder in leftovers(target):
         yield f"{folder} was left by a run that was killed, or belongs to one that still works; delete it if none does."

@@ -6,6 +6,7 @@ from typing import Any
 from ..errors import UserError
 from ..evaluation import virtual_tokens
 from ..generator import tokenizer_place
+from ..model_paths import resolve_path
 from ..models import (
     adapter_folder,
     auto_class_of,
@@ -13,7 +14,6 @@ from ..models import (
     load_model,
     load_pretrained,
     load_tokenizer_from,
-    resolve_path,
 )
 from ..planning.fake_model import plain
 from ..planning.subject import Subject

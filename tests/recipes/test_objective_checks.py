@@ -10,7 +10,7 @@ from anyformer.modeling.registry import VALUES
 from anyformer.recipes import schema
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_preset, load_recipe, shipped
-from anyformer.recipes.models import resolve_path
+from anyformer.recipes.model_paths import resolve_path
 
 DATA = "data: {source: a.jsonl}\n"
 
