@@ -13,6 +13,7 @@ from .adapters.saved import SOFT_PROMPTS
 from .arguments import rows_a_step
 from .console import make_console, show_next, show_plan, show_result
 from .disk import write_fault
+from .environment import environment, versions
 from .errors import UserError
 from .models import hub_id
 from .parallel.limits import check_spread, gets_its_part_later
@@ -24,10 +25,6 @@ from .schema import Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-# Packages whose versions decide what a run computes.
-VERSIONED = ("anyformer", "torch", "transformers", "peft", "trl", "accelerate", "datasets")
 
 
 def run_recipe(
@@ -130,8 +127,8 @@ class _Run:
             training=took,
             history=trainer.state.log_history,
             parallel=asdict(current()),
-            versions=_versions(),
-            environment=_environment(),
+            versions=versions(),
+            environment=environment(),
         )
         metrics = self.open_again(metrics, sharded)
         self.report(metrics)
@@ -498,25 +495,4 @@ def _data_metrics(prepared: Prepared) -> dict[str, Any]:
         "left_out": report.left_out,
         "truncated": prepared.train.report.truncated,
         "pieces": prepared.train.report.pieces,
-    }
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {name: version(name) for name in VERSIONED}
-
-
-def _environment() -> dict[str, str]:
-    """What a run computed on."""
-    import platform
-
-    import torch
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    return {
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "device": device,
-        "threads": str(torch.get_num_threads()),
     }
