@@ -258,7 +258,7 @@ def _losses_and_slope(
     log_z = torch.logsumexp(values, dim=-1, keepdim=True) if z_coef else None
     # What `finish` keeps for its own gradient must not change. torch's kernel for CPUs, row by row, may write where it
     # reads, which halves the memory of a chunk and, without new pages, the time.
-    is_ours = finished is logits or values.data_ptr() != finished.data_ptr()
+    is_ours = finished is logits or finished.dtype != values.dtype
     slope = torch.log_softmax(values, -1, out=values if is_ours and values.device.type == "cpu" else None)
     loss = nn.functional.nll_loss(slope, targets, reduction="sum")
     z = torch.zeros_like(loss)
