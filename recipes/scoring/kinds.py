@@ -1,4 +1,4 @@
-"""The kinds of metrics: a kind is one file in this folder that defines `KIND`, and one line in `KINDS`."""
+"""The kinds of metrics: a kind is one file in this folder that defines `KIND`, and one line in `names.KINDS`."""
 
 import difflib
 import importlib
@@ -7,18 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
+from .names import KINDS, METRICS
 from .score import Score
 from .subject import Head, Subject
 
 Row = dict[str, Any]
 Tell = Callable[[str], None]
-
-# File in this folder -> the metrics that it measures, by the names that `--metrics` takes.
-KINDS: dict[str, tuple[str, ...]] = {
-    "perplexity": ("perplexity",),
-    "answers": ("exact-match", "f1", "bleu", "chrf"),
-    "labels": ("accuracy", "macro-f1", "span-f1"),
-}
 
 
 @dataclass(frozen=True)
@@ -85,11 +79,10 @@ def check_names(metrics: Sequence[str]) -> None:
     """Raises:
     UserError: a name that is no metric's.
     """
-    known = [name for names in KINDS.values() for name in names]
     for name in metrics:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        if name not in METRICS:
+            near = difflib.get_close_matches(name, METRICS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(METRICS)}"
             raise UserError(f"--metrics: {name!r} is none; {hint}")
 
 
