@@ -36,6 +36,20 @@ Tasks = Annotated[
     typer.Option(help="Instead of rows: tasks of lm-evaluation-harness or YAML files of them; with commas between."),
 ]
 
+Temperature = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Of samples for pass@k; by default 0 for one, the likeliest token, 0.8 for several."),
+]
+Reward = Annotated[
+    str | None,
+    typer.Option(help="Who judges the win rate: a reward model, FILE.py:FUNCTION, or a reward of a recipe."),
+]
+Against = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL2", help="Held against this model's answers; by default those of the rows."),
+]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run programs that the model wrote, for pass@k.")]
+
 
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a model folder or a Hub id.")],
@@ -43,7 +57,7 @@ def command(
     metrics: Annotated[str | None, typer.Option(help=f"Of {', '.join(METRICS)}; with commas between.")] = None,
     tasks: Tasks = None,
     fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each document of a task.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows at once; no figure depends on it.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows at once; no figure but of samples depends on it.")] = 8,
     limit: Annotated[int | None, typer.Option(min=1, help="Of so many rows alone.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
     context: Annotated[
@@ -53,6 +67,13 @@ def command(
         int | None, typer.Option(min=1, help="Tokens by which windows go on; by default half of one.")
     ] = None,
     rows: Packed = Rows.single,
+    samples: Annotated[int, typer.Option(min=1, help="Of each problem, for pass@k.")] = 1,
+    k: Annotated[str, typer.Option(help="Of so many samples one passes; several with commas between.")] = "1",
+    temperature: Temperature = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the samples.")] = 0,
+    allow_code: AllowCode = False,
+    reward: Reward = None,
+    against: Against = None,
     output: Output = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
     trust_remote_code: Annotated[
@@ -63,7 +84,7 @@ def command(
 
     For example: anyformer eval runs/quickstart --metrics perplexity,exact-match
     """
-    from ..recipes.scoring.kinds import Settings
+    from ..recipes.scoring.kinds import Judge, Sampling, Settings
     from ..recipes.scoring.run import evaluate, evaluate_tasks, show
 
     if tasks is not None:
@@ -87,7 +108,15 @@ def command(
         on,
         metrics=_names(metrics),
         limit=limit,
-        settings=Settings(batch_size, max_new_tokens, context, stride, rows.value),
+        settings=Settings(
+            batch_size,
+            max_new_tokens,
+            context,
+            stride,
+            rows.value,
+            Sampling(samples, _numbers(k), temperature, seed, allow_code),
+            Judge(reward, against),
+        ),
         output=output,
         trust_remote_code=trust_remote_code,
         tell=lambda text: typer.echo(text, err=True),
@@ -97,3 +126,10 @@ def command(
 
 def _names(given: str | None) -> list[str]:
     return [name.strip() for name in (given or "").split(",") if name.strip()]
+
+
+def _numbers(given: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(number) for number in _names(given)}))
+    except ValueError as error:
+        raise UserError(f"--k {given}: give whole numbers, with commas between") from error

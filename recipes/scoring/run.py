@@ -9,7 +9,7 @@ from typing import Any
 from ..console import quiet_libraries
 from ..errors import UserError
 from .harness import require_harness, run_harness
-from .kinds import Chosen, Job, Settings, Tell, accepted, check_names, choose
+from .kinds import Chosen, Job, Settings, Tell, accepted, check_settings, choose
 from .results import SCORES, as_dict, bounds, of_tasks, write, write_card
 from .rows import Rows, read_held_out, read_named
 from .score import Score
@@ -44,7 +44,7 @@ def evaluate(
     """
     quiet_libraries()
     settings = settings or Settings()
-    check_names(metrics)
+    check_settings(metrics, settings)
     subject = open_subject(path, trust_remote_code=trust_remote_code)
     chosen = choose(metrics, subject.head)
     rows = _rows_for(subject, chosen, on, bool(metrics), limit)
