@@ -144,7 +144,8 @@ def test_a_reward_model_judges(tiny, tiny_checkpoint, tmp_path):
     fields = MODELS["classifier"][0] | {"architecture": "decoder", "num_labels": 1, "position_embedding": "rope"}
     judge = save(tiny(head="sequence_classification", vocab_size=260, **fields), tmp_path / "judge")
     on = write_rows(tmp_path / "rows.jsonl", PAIRS)
-    score, details = (found := score_of(tiny_checkpoint, "--on", on, "--reward", judge)), found["details"]
+    score = score_of(tiny_checkpoint, "--on", on, "--reward", judge)
+    details = score["details"]
     assert score["value"] == (details["wins"] + details["ties"] / 2) / len(PAIRS)
     assert score["name"] == f"win rate over the data by {judge}"
 
