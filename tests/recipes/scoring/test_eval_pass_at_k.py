@@ -8,8 +8,9 @@ from test_code import HUMAN_EVAL, MBPP
 from typer.testing import CliRunner
 
 from anyformer.recipes.generator import Generator
-from anyformer.recipes.scoring import run
+from anyformer.recipes.scoring import code, run
 from anyformer.recipes.scoring.code import pass_at_k, problem_of
+from anyformer.recipes.scoring.sandbox import Outcome
 from anyformer.scripts.cli import app
 
 WRONG = "    return None\n"
@@ -101,6 +102,16 @@ def test_nothing_runs_and_nothing_is_opened_without_permission(tiny_checkpoint, 
     monkeypatch.setattr(run, "open_subject", lambda *given, **options: pytest.fail("a model was opened"))
     assert "allow it with --allow-code" in refused(tiny_checkpoint, "--on", on, "--metrics", "pass@k")
     assert not asked and not file.exists()
+
+
+def test_isolation_that_the_machine_lacks_is_told_and_kept(tiny_checkpoint, tmp_path, answering, monkeypatch):
+    monkeypatch.setattr(code, "run_program", lambda *given, **options: Outcome("passed", "", ("a network of its own",)))
+    answering(WRONG)
+    on, file = write_rows(tmp_path / "rows.jsonl", [HUMAN_EVAL]), tmp_path / "scores.json"
+    result = command(tiny_checkpoint, "--on", on, "--metrics", "pass@k", "--allow-code", "--output", file)
+    assert "missing: a network of its own" in result.output
+    (score,) = json.loads(file.read_text(encoding="utf-8"))["scores"]
+    assert score["details"]["isolation_missing"] == ["a network of its own"]
 
 
 def test_mistakes_with_programs_are_told(tiny_checkpoint, tmp_path, answering):
