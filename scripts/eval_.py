@@ -49,6 +49,11 @@ Against = Annotated[
     typer.Option(metavar="MODEL2", help="Held against this model's answers; by default those of the rows."),
 ]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run programs that the model wrote, for pass@k.")]
+Context = Annotated[int | None, typer.Option(help="Tokens of a window of a long text; by default the model's length.")]
+Stride = Annotated[int | None, typer.Option(min=1, help="Tokens by which windows go on; by default half of one.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the repository.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")]
+Samples = Annotated[int, typer.Option(min=1, help="Of each problem, for pass@k.")]
 
 
 def command(
@@ -60,14 +65,10 @@ def command(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows at once; no figure but of samples depends on it.")] = 8,
     limit: Annotated[int | None, typer.Option(min=1, help="Of so many rows alone.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
-    context: Annotated[
-        int | None, typer.Option(help="Tokens of a window of a long text; by default the model's length.")
-    ] = None,
-    stride: Annotated[
-        int | None, typer.Option(min=1, help="Tokens by which windows go on; by default half of one.")
-    ] = None,
+    context: Context = None,
+    stride: Stride = None,
     rows: Packed = Rows.single,
-    samples: Annotated[int, typer.Option(min=1, help="Of each problem, for pass@k.")] = 1,
+    samples: Samples = 1,
     k: Annotated[str, typer.Option(help="Of so many samples one passes; several with commas between.")] = "1",
     temperature: Temperature = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the samples.")] = 0,
@@ -75,10 +76,8 @@ def command(
     reward: Reward = None,
     against: Against = None,
     output: Output = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code from the repository.")
-    ] = False,
+    as_json: AsJson = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Measure a model on data: perplexity, answers or classes, each with its interval; or by tasks.
 
@@ -103,20 +102,14 @@ def command(
         return
     if fewshot is not None:
         raise UserError("--fewshot is for tasks: name them with --tasks")
+    sampling = Sampling(samples, _numbers(k), temperature, seed, allow_code)
+    settings = Settings(batch_size, max_new_tokens, context, stride, rows.value, sampling, Judge(reward, against))
     found = evaluate(
         model,
         on,
         metrics=_names(metrics),
         limit=limit,
-        settings=Settings(
-            batch_size,
-            max_new_tokens,
-            context,
-            stride,
-            rows.value,
-            Sampling(samples, _numbers(k), temperature, seed, allow_code),
-            Judge(reward, against),
-        ),
+        settings=settings,
         output=output,
         trust_remote_code=trust_remote_code,
         tell=lambda text: typer.echo(text, err=True),

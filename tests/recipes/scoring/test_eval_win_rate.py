@@ -150,6 +150,14 @@ def test_a_reward_model_judges(tiny, tiny_checkpoint, tmp_path):
     assert score["name"] == f"win rate over the data by {judge}"
 
 
+@pytest.mark.parametrize("rows", [CHATS, PAIRS], ids=["messages", "text"])
+def test_an_encoder_decoder_answers_too(tiny, tmp_path, longer, rows):
+    fields, head = MODELS["encoder-decoder"]
+    model = save(tiny(head=head, vocab_size=260, num_key_value_heads=4, **fields), tmp_path / "model")
+    on = write_rows(tmp_path / "rows.jsonl", rows)
+    assert score_of(model, "--on", on, "--reward", longer)["count"] == len(rows)
+
+
 def test_mistakes_with_the_win_rate_are_told(tiny, tiny_checkpoint, tmp_path, longer):
     on = write_rows(tmp_path / "rows.jsonl", [{"prompt": "x"}])
     given = (tiny_checkpoint, "--on", on, *GIVEN)
