@@ -342,6 +342,10 @@ def _from_prompt(row: Row) -> Row:
     return row | {"prompt": prompt}
 
 
+def _from_mbpp(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name != "text"} | {"prompt": text_of(row["text"], "text")}
+
+
 def prompt_of(row: Row) -> Any:
     """The prompt of a row, a text or messages up to the one that is to be answered.
 
@@ -452,6 +456,9 @@ SHAPES = (
     Shape("text and label", "classification", ("text", "label"), (), _from_classification),
     Shape("text", "text", ("text",), (), lambda row: {"text": text_of(row["text"], "text")}),
     Shape("prompt alone", "prompt", ("prompt",), (), _from_prompt, keeps_rest=True),
+    Shape(
+        "MBPP (text, test_list), its text taken as the prompt", "prompt", ("text", "test_list"), (), _from_mbpp, True
+    ),
 )
 
 

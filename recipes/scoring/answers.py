@@ -35,10 +35,7 @@ def measure(job: Job) -> list[Score]:
             "sacrebleu"
         )
     prompts, references = _asked(job)
-    answers, cut = answers_of(job, prompts)
-    details = {"max_new_tokens": job.settings.max_new_tokens, "answers_cut": cut}
-    if cut:
-        job.tell(f"{cut} of {len(answers)} answers were cut off before their stop token (--max-new-tokens)")
+    answers, details = answers_of(job, prompts)
     pairs = list(zip(answers, references, strict=True))
     found, count = [], len(pairs)
     if "exact-match" in job.wanted:
@@ -68,6 +65,35 @@ def _asked(job: Job) -> tuple[list[list[int]], list[str]]:
             raise UserError("the rows are conversations, and the tokenizer has no chat template: give plain text")
         triples = [prompt_of_row(row, tokenizer) for row in job.rows]
         prompts, references = [ids for _, _, ids in triples], [reference for _, reference, _ in triples]
+    check_prompts(generator, prompts)
+    return prompts, [reference.strip() for reference in references]
+
+
+def encoded(generator: Generator, prompts: Sequence[Any]) -> list[list[int]]:
+    """Prompts without answers, texts or messages, as training has them.
+
+    Raises:
+        UserError: messages and a tokenizer without a template, or a prompt beyond the positions.
+    """
+    if generator.reads_apart:
+        nothing = [{"role": "assistant", "content": ""}]
+        rows = [{"prompt": prompt, "completion": "" if isinstance(prompt, str) else nothing} for prompt in prompts]
+        found = encode_sources(rows, generator.tokenizer)
+    else:
+        if not generator.tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
+            raise UserError("the prompts are conversations, and the tokenizer has no chat template: give plain text")
+        found = [
+            generator.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else generator.encode(prompt)
+            for prompt in prompts
+        ]
+    check_prompts(generator, found)
+    return found
+
+
+def check_prompts(generator: Generator, prompts: Sequence[list[int]]) -> None:
+    """Raises:
+    UserError: a prompt is longer than the model's positions, or has no token.
+    """
     for number, ids in enumerate(prompts, 1):
         if len(ids) > generator.longest_prompt:
             raise UserError(
@@ -77,29 +103,41 @@ def _asked(job: Job) -> tuple[list[list[int]], list[str]]:
             )
         if not ids:
             raise UserError(f"row {number}: the prompt has no token: there is nothing to answer")
-    return prompts, [reference.strip() for reference in references]
 
 
-def answers_of(job: Job, prompts: Sequence[list[int]]) -> tuple[list[str], int]:
-    """Greedy answers in the order of the prompts, and how many end without a stop token."""
+def answers_of(job: Job, prompts: Sequence[list[int]]) -> tuple[list[str], dict[str, Any]]:
+    """Greedy answers in the order of the prompts, and the details of their scores."""
+    found, details = written(job, prompts, do_sample=False)
+    return [job.subject.generator.decode(ids).strip() for ids in found], details
+
+
+def written(job: Job, prompts: Sequence[list[int]], **options: Any) -> tuple[list[list[int]], dict[str, Any]]:
+    """Answers as ids up to their ends, in the order of the prompts, and the details of their scores.
+
+    Args:
+        options: of `generate`.
+    """
     generator: Generator = job.subject.generator
     most = job.settings.max_new_tokens
     roomy = generator.longest_prompt if generator.reads_apart else generator.room(most)
     order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
-    places, found, cut, beyond = iter(order), [""] * len(prompts), 0, False
+    places, cut, beyond = iter(order), 0, False
+    found: list[list[int]] = [[] for _ in prompts]
     with Meter("answers", len(prompts), "prompts", job.tell) as meter:
         for batch in batches_of([prompts[place] for place in order], job.settings.batch_size, roomy):
-            written = 0
-            for ids, answer in zip(batch, generator.answer(batch, most, do_sample=False, num_beams=1), strict=True):
-                ended = generator.written(answer)
-                found[next(places)] = generator.decode(ended).strip()
-                written += len(ended)
+            tokens = 0
+            for ids, answer in zip(batch, generator.answer(batch, most, num_beams=1, **options), strict=True):
+                ended = list(generator.written(answer))
+                found[next(places)] = ended
+                tokens += len(ended)
                 cut += ended[-1:] != [] and ended[-1] not in generator.stops
                 beyond = beyond or generator.is_beyond(len(ids), answer)
-            meter.add(len(batch), written)
+            meter.add(len(batch), tokens)
     if beyond:
         job.tell(BEYOND.format(generator.trained_length))
-    return found, cut
+    if cut:
+        job.tell(f"{cut} of {len(found)} answers were cut off before their stop token (--max-new-tokens)")
+    return found, {"max_new_tokens": most, "answers_cut": cut}
 
 
 # SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250), by its evaluation script

@@ -5,11 +5,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import UserError
+from ..generation import sampling
+from ..generator import Generator
+from .answers import encoded, written
 from .intervals import interval, share_interval
+from .kinds import Job, Kind, Settings
 from .sandbox import Limits, Outcome, require_permission, run_program
 from .score import Score
 
@@ -174,3 +178,66 @@ def _score(k: int, counts: Sequence[tuple[int, int]], details: dict[str, Any]) -
     single = all(samples == 1 for samples, _ in counts)
     low, high = share_interval(sum(rates), len(rates)) if single else interval(rates)
     return Score(f"pass@{k}", sum(rates) / len(rates), low, high, len(rates), details=details)
+
+
+def check(settings: Settings) -> None:
+    """Raises:
+    UserError: nobody allowed programs to be run, or the numbers make no sense.
+    """
+    given = settings.sampling
+    require_permission(given.allow_code)
+    if not given.k or min(given.k) < 1 or max(given.k) > given.samples:
+        raise UserError(
+            f"--k {','.join(map(str, given.k))}: with --samples {given.samples} each must be from 1 to {given.samples}"
+        )
+    if given.samples > 1 and not given.heat:
+        raise UserError(f"--temperature 0: all {given.samples} samples would be alike; give more, or --samples 1")
+    sampling(given.heat)
+
+
+def measure(job: Job) -> list[Score]:
+    """pass@k of seeded samples; a request goes through the chat template, where there is one.
+
+    Raises:
+        UserError: a row that is no problem, or a prompt beyond the model's positions.
+    """
+    from transformers import set_seed
+
+    generator, given = job.subject.generator, job.settings.sampling
+    problems = [problem_of(row, f"row {number}") for number, row in enumerate(job.rows, 1)]
+    prompts = encoded(generator, [_request(problem, generator) for problem in problems])
+    options = sampling(given.heat)
+    if given.heat:
+        options["top_k"] = 0  # the whole distribution, whatever the model's own settings cut off
+    set_seed(given.seed)
+    found, details = written(job, [ids for ids in prompts for _ in range(given.samples)], **options)
+    answers = iter(found)
+    texts = [
+        [_text(problem, generator, ids, next(answers)) for _ in range(given.samples)]
+        for problem, ids in zip(problems, prompts, strict=True)
+    ]
+    scores = code_scores(problems, texts, k=given.k, allow_code=given.allow_code)
+    if missing := scores[0].details["isolation_missing"]:
+        job.tell(f"pass@k: this machine did not give programs all of the isolation; missing: {', '.join(missing)}")
+    details |= {"temperature": given.heat, "seed": given.seed}
+    return [replace(score, details=score.details | details) for score in scores]
+
+
+def _request(problem: Problem, generator: Generator) -> Any:
+    """What the model is given: a program goes on as it stands, a request is a user's message."""
+    if problem.entry_point is not None or not generator.has_template:
+        return problem.prompt
+    return [{"role": "user", "content": problem.prompt}]
+
+
+def _text(problem: Problem, generator: Generator, prompt: list[int], answer: list[int]) -> str:
+    """An answer as text. One that goes on with its prompt keeps the white space that it begins with, which some
+    tokenizers leave out of a text's beginning."""
+    if problem.entry_point is not None and not generator.reads_apart:
+        before, whole = generator.decode(prompt), generator.decode([*prompt, *answer])
+        if whole.startswith(before):
+            return whole[len(before) :]
+    return generator.decode(answer)
+
+
+KIND = Kind({"decoder": ("prompt",), "encoder-decoder": ("prompt",)}, (), measure, check)

@@ -1,4 +1,4 @@
-"""The kinds of metrics: a kind is one file in this folder that defines `KIND`, and one line in `KINDS`."""
+"""The kinds of metrics: a kind is one file in this folder that defines `KIND`, and one line in `names.KINDS`."""
 
 import difflib
 import importlib
@@ -7,18 +7,50 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
+from .names import KINDS, METRICS
 from .score import Score
 from .subject import Head, Subject
 
 Row = dict[str, Any]
 Tell = Callable[[str], None]
+# The temperature at which several samples of a problem are drawn (Chen et al. 2021, arXiv:2107.03374, fig. 5).
+HEAT = 0.8
 
-# File in this folder -> the metrics that it measures, by the names that `--metrics` takes.
-KINDS: dict[str, tuple[str, ...]] = {
-    "perplexity": ("perplexity",),
-    "answers": ("exact-match", "f1", "bleu", "chrf"),
-    "labels": ("accuracy", "macro-f1", "span-f1"),
-}
+
+@dataclass(frozen=True)
+class Sampling:
+    """How programs are sampled for pass@k.
+
+    Attributes:
+        samples: of each problem.
+        k: the numbers of samples of which one has to pass.
+        temperature: 0: the likeliest token each time; None: 0 for one sample, `HEAT` for several.
+        allow_code: somebody has agreed that programs of the model are run.
+    """
+
+    samples: int = 1
+    k: tuple[int, ...] = (1,)
+    temperature: float | None = None
+    seed: int = 0
+    allow_code: bool = False
+
+    @property
+    def heat(self) -> float:
+        """The temperature that is meant."""
+        return self.temperature if self.temperature is not None else HEAT if self.samples > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Who judges answers for the win rate.
+
+    Attributes:
+        reward: as a recipe names it in `objective.reward`.
+        against: the model whose answers they are held against; None: the rows' own answers.
+    """
+
+    reward: str | None = None
+    against: str | None = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +70,8 @@ class Settings:
     context: int | None = None
     stride: int | None = None
     rows: Literal["single", "packed"] = "single"
+    sampling: Sampling = Sampling()
+    judge: Judge = Judge()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,11 +101,13 @@ class Kind(NamedTuple):
         formats: head -> forms of rows that it measures such a model on.
         unasked: what is measured where the user names no metric.
         measure: raises `UserError` for rows or settings that it cannot use.
+        check: the same for settings alone, before a model is opened.
     """
 
     formats: Mapping[Head, tuple[str, ...]]
     unasked: tuple[str, ...]
     measure: Callable[[Job], list[Score]]
+    check: Callable[[Settings], None] | None = None
 
 
 class Chosen(NamedTuple):
@@ -85,12 +121,33 @@ def check_names(metrics: Sequence[str]) -> None:
     """Raises:
     UserError: a name that is no metric's.
     """
-    known = [name for names in KINDS.values() for name in names]
     for name in metrics:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        if name not in METRICS:
+            near = difflib.get_close_matches(name, METRICS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(METRICS)}"
             raise UserError(f"--metrics: {name!r} is none; {hint}")
+
+
+def check_settings(metrics: Sequence[str], settings: Settings) -> None:
+    """Before a model is opened.
+
+    Raises:
+        UserError: a metric cannot do with the settings, or there are some for a metric that is not asked for.
+    """
+    check_names(metrics)
+    for file, names in KINDS.items():
+        if set(metrics) & set(names) and (check := _kind(file).check):
+            check(settings)
+    for given, unset, options, name in (
+        (settings.sampling, Sampling(), "--samples, --k, --temperature, --seed and --allow-code", "pass@k"),
+        (settings.judge, Judge(), "--reward and --against", "win-rate"),
+    ):
+        if given != unset and name not in metrics:
+            raise UserError(f"{options} are for --metrics {name}, which is not asked for")
+
+
+def _kind(file: str) -> Kind:
+    return importlib.import_module(f".{file}", __package__).KIND
 
 
 def choose(metrics: Sequence[str], head: Head) -> list[Chosen]:
@@ -107,7 +164,7 @@ def choose(metrics: Sequence[str], head: Head) -> list[Chosen]:
     for file, names in KINDS.items():
         if metrics and not set(metrics) & set(names):
             continue
-        kind: Kind = importlib.import_module(f".{file}", __package__).KIND
+        kind = _kind(file)
         wanted = tuple(name for name in names if name in (metrics or kind.unasked))
         if head in kind.formats:
             found.append(Chosen(kind, wanted))

@@ -12,7 +12,7 @@ from ..data.sources import HUB
 from ..errors import UserError
 from ..models import first_line
 from ..run_folder import Record, write_text
-from .rows import Rows
+from .rows import Rows, row_digest
 from .score import Score
 
 SCORES, CARD = "scores.json", "README.md"
@@ -22,13 +22,31 @@ _BEGIN, _END = "<!-- anyformer eval: begin -->", "<!-- anyformer eval: end -->"
 
 def as_dict(model: str, rows: Rows, scores: Sequence[Score], settings: dict[str, Any]) -> dict[str, Any]:
     """One evaluation in plain values; a bound that is not known is None."""
-    return {
-        "scores": [_entry(score, rows.name) for score in scores],
-        "model": model,
-        "data": {rows.name: {"digest": rows.digest, "rows": len(rows.rows), "remarks": rows.remarks}},
-        "versions": {name: version(name) for name in _VERSIONED},
-        "settings": settings,
-    }
+    data = {rows.name: {"digest": rows.digest, "rows": len(rows.rows), "remarks": rows.remarks}}
+    return _whole(model, [_entry(score, rows.name) for score in scores], data, settings)
+
+
+def of_tasks(model: str, scores: Sequence[Score], settings: dict[str, Any]) -> dict[str, Any]:
+    """As `as_dict`; each task of lm-evaluation-harness is data of its own, told apart by what the harness says of it.
+
+    Raises:
+        UserError: a figure that is no number.
+    """
+    entries, data = [], {}
+    for score in scores:
+        if not math.isfinite(score.value):
+            raise UserError(f"{score.name}: lm-evaluation-harness gives {score.value}, which is no finite number")
+        told = [score.details[key] for key in ("task", "version", "num_fewshot")]
+        digest = row_digest({"of": told, "documents": score.count})
+        name = f"lm-eval:{Path(score.details['task']).name}"
+        data[name] = {"digest": digest, "rows": score.count, "remarks": []}
+        entries.append(_entry(score, name))
+    return _whole(model, entries, data, settings)
+
+
+def _whole(model: str, entries: list[dict[str, Any]], data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    versions = {name: version(name) for name in _VERSIONED}
+    return {"scores": entries, "model": model, "data": data, "versions": versions, "settings": settings}
 
 
 def _entry(score: Score, data: str) -> dict[str, Any]:
@@ -40,9 +58,13 @@ def _entry(score: Score, data: str) -> dict[str, Any]:
         "high": high,
         "count": score.count,
         "better": score.better,
-        "details": score.details,
+        "details": {key: None if _no_number(value) else value for key, value in score.details.items()},
         "data": data,
     }
+
+
+def _no_number(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def write(file: Path, found: dict[str, Any]) -> dict[str, Any]:
@@ -63,20 +85,24 @@ def write(file: Path, found: dict[str, Any]) -> dict[str, Any]:
         raise UserError(f"{file} is damaged: remove it, or name another file with --output") from error
     if known and not isinstance(known.get("scores"), list):
         raise UserError(f"{file} holds no scores: name another file with --output")
-    (name, data), *_ = found["data"].items()
-    taken = known.get("data", {}).get(name, data)
-    if taken["digest"] != data["digest"]:
-        name = f"{name} ({data['digest'][:8]})"
-    scores = [entry | {"data": name} for entry in found["scores"]]
-    new = {entry["name"] for entry in scores}
-    kept = [entry for entry in known.get("scores", []) if entry["data"] != name or entry["name"] not in new]
-    whole = known | found | {"scores": kept + scores, "data": known.get("data", {}) | {name: data}}
+    names = {name: _told_apart(name, data, known.get("data", {})) for name, data in found["data"].items()}
+    scores = [entry | {"data": names[entry["data"]]} for entry in found["scores"]]
+    new = {(entry["data"], entry["name"]) for entry in scores}
+    kept = [entry for entry in known.get("scores", []) if (entry["data"], entry["name"]) not in new]
+    data = known.get("data", {}) | {names[name]: of for name, of in found["data"].items()}
+    whole = known | found | {"scores": kept + scores, "data": data}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
     return whole
+
+
+def _told_apart(name: str, data: dict[str, Any], known: dict[str, Any]) -> str:
+    """The name of data, with their digest where others have that name already."""
+    same = known.get(name, data)["digest"] == data["digest"]
+    return name if same else f"{name} ({data['digest'][:8]})"
 
 
 def bounds(low: float | None, high: float | None) -> str:

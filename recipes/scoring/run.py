@@ -8,8 +8,9 @@ from typing import Any
 
 from ..console import quiet_libraries
 from ..errors import UserError
-from .kinds import Chosen, Job, Settings, Tell, accepted, check_names, choose
-from .results import SCORES, as_dict, bounds, write, write_card
+from .harness import require_harness, run_harness
+from .kinds import Chosen, Job, Settings, Tell, accepted, check_settings, choose
+from .results import SCORES, as_dict, bounds, of_tasks, write, write_card
 from .rows import Rows, read_held_out, read_named
 from .score import Score
 from .subject import Subject, open_subject
@@ -43,7 +44,7 @@ def evaluate(
     """
     quiet_libraries()
     settings = settings or Settings()
-    check_names(metrics)
+    check_settings(metrics, settings)
     subject = open_subject(path, trust_remote_code=trust_remote_code)
     chosen = choose(metrics, subject.head)
     rows = _rows_for(subject, chosen, on, bool(metrics), limit)
@@ -55,11 +56,53 @@ def evaluate(
             scores += kind.measure(Job(subject, rows.rows, rows.format, wanted, settings, tell))
     asked = {"on": on, "metrics": list(metrics), "limit": limit, **settings.as_dict()}
     found = as_dict(path, rows, scores, asked)
+    _keep(found, subject, output)
+    return found
+
+
+def evaluate_tasks(
+    path: str,
+    tasks: Sequence[str],
+    *,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    batch_size: int = 8,
+    output: Path | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """Measure a model by tasks of lm-evaluation-harness; the figures are kept as those of `evaluate`.
+
+    Args:
+        tasks: as `harness.run_harness` takes them.
+        limit: of the documents of each task, the first.
+        num_fewshot: examples before each document; None: the task's own.
+
+    Raises:
+        UserError: the harness is not installed, no such task, or a model that does not write.
+    """
+    quiet_libraries()
+    require_harness()
+    subject = open_subject(path, trust_remote_code=trust_remote_code)
+    if subject.head not in ("decoder", "encoder-decoder"):
+        raise UserError(
+            f"--tasks: lm-evaluation-harness measures models that write, and {path} is a {subject.head}: "
+            "measure it on rows, with --on"
+        )
+    scores = run_harness(
+        subject.model, subject.tokenizer, tasks, batch_size=batch_size, limit=limit, num_fewshot=num_fewshot
+    )
+    asked = {"tasks": list(tasks), "limit": limit, "num_fewshot": num_fewshot, "batch_size": batch_size}
+    found = of_tasks(path, scores, asked)
+    _keep(found, subject, output)
+    return found
+
+
+def _keep(found: dict[str, Any], subject: Subject, output: Path | None) -> None:
+    """In the file that the user names, or in the folder of the model's run and on its card."""
     if output is not None:
         write(output, found)
     elif subject.run is not None:
         write_card(subject.run, write(subject.run / SCORES, found))
-    return found
 
 
 def _rows_for(subject: Subject, chosen: Sequence[Chosen], on: str | None, asked: bool, limit: int | None) -> Rows:

@@ -1,5 +1,6 @@
 """The model that is evaluated, opened under the head that its folder names."""
 
+import gc
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,13 +22,14 @@ _READS: dict[str, tuple[Head, str]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Subject:
     """A model, its tokenizer, and where they are from.
 
     Attributes:
         path: as the user gave it.
         raw: of a model that writes: it was trained on sources as they stand, see `generator.Generator`.
+        trusted: code from its repository may be run.
     """
 
     path: str
@@ -35,6 +37,7 @@ class Subject:
     model: Any
     tokenizer: Any
     raw: bool = False
+    trusted: bool = False
 
     @cached_property
     def generator(self) -> Generator:
@@ -46,6 +49,12 @@ class Subject:
         """The folder of the run that made it, or None."""
         folder = Path(resolve_path(self.path)).expanduser()
         return folder if (folder / RECIPE).is_file() else None
+
+    def release(self) -> None:
+        """Let go of the model, so that another one has the room; nothing can be measured any more."""
+        self.model = None
+        self.__dict__.pop("generator", None)
+        gc.collect()
 
     @property
     def limit(self) -> int | None:
@@ -74,7 +83,7 @@ def open_subject(path: str, *, trust_remote_code: bool = False) -> Subject:
     if end is None:
         found = open_generator(path, trust_remote_code=trust_remote_code)
         head: Head = "encoder-decoder" if found.reads_apart else "decoder"
-        subject = Subject(path, head, found.model, found.tokenizer, found.raw)
+        subject = Subject(path, head, found.model, found.tokenizer, found.raw, trust_remote_code)
     else:
         head, auto_class = _READS[end]
         model = load_pretrained(path, trust_remote_code=trust_remote_code, auto_class=auto_class)

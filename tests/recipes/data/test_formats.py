@@ -432,6 +432,14 @@ def test_columns_of_the_new_formats(write):
     assert rows_of(path, columns=mapping) == [{"prompt": "q", "chosen": "g", "rejected": "b"}]
 
 
+def test_the_text_of_mbpp_is_a_prompt_where_prompts_are_read(write):
+    row = {"text": "Write it.", "test_list": ["assert f() == 1"], "task_id": 7}
+    path = write("a.jsonl", [row])
+    kept = {"prompt": "Write it.", "test_list": ["assert f() == 1"], "task_id": 7}
+    assert rows_of(path, accepts=["prompt"]) == rows_of(path, format="prompt") == [kept]
+    assert rows_of(path, accepts=["text"]) == rows_of(path) == [{"text": "Write it."}]
+
+
 def test_an_objective_takes_what_it_accepts(write):
     rich = write("rich.jsonl", [{"prompt": "p", "chosen": "c", "rejected": "r", "completion": "c", "text": "t"}])
     assert rows_of(rich)[0].keys() == {"prompt", "chosen", "rejected"}

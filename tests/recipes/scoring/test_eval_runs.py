@@ -179,7 +179,7 @@ def test_mistakes_are_told(tiny_checkpoint, tmp_path):
     empty.write_text("")
     assert "the file is empty" in refused(tiny_checkpoint, "--on", empty)
     assert "text is empty" in refused(tiny_checkpoint, "--on", write_rows(tmp_path / "blank.jsonl", [{"text": " "}]))
-    assert "no model can be opened" in refused(tmp_path / "nowhere", "--on", pairs)
+    assert "no such folder or file" in refused(tmp_path / "nowhere", "--on", pairs)
 
 
 def test_models_and_rows_that_do_not_fit_are_told(tiny, tmp_path):
