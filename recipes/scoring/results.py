@@ -4,11 +4,11 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ..data.sources import HUB
+from ..environment import versions
 from ..errors import UserError
 from ..models import first_line
 from ..run_folder import Record, write_text
@@ -16,7 +16,6 @@ from .rows import Rows, row_digest
 from .score import Score
 
 SCORES, CARD = "scores.json", "README.md"
-_VERSIONED = ("anyformer", "torch", "transformers")
 _BEGIN, _END = "<!-- anyformer eval: begin -->", "<!-- anyformer eval: end -->"
 
 
@@ -45,8 +44,8 @@ def of_tasks(model: str, scores: Sequence[Score], settings: dict[str, Any]) -> d
 
 
 def _whole(model: str, entries: list[dict[str, Any]], data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    versions = {name: version(name) for name in _VERSIONED}
-    return {"scores": entries, "model": model, "data": data, "versions": versions, "settings": settings}
+
+    return {"scores": entries, "model": model, "data": data, "versions": versions(), "settings": settings}
 
 
 def _entry(score: Score, data: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..data.formats import Unusable, prompt_of
 from ..errors import UserError
-from ..models import check_there
+from ..model_paths import check_there
 from ..rewards import BUILT_IN, Reward, column_problem, load_reward, reward_model_config, reward_problem
 from .answers import answers_of, encoded
 from .intervals import interval, share_interval
