@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..evaluation import held_out_loss
 from ..held_rows import HeldRows
 from ..scoring.intervals import Statistic, interval, ratio
-from .rungs import Rung
+from .rungs import PROMPT, WRITTEN, Rung
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # Rounds in which every rung takes its turn; the median of a rung's is its figure.
 ROUNDS = 5
-# Tokens of the prompt and of the text that is written to it.
-PROMPT, WRITTEN = 64, 64
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,12 @@ class Figures:
         return float(np.exp(self.loss.value))
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"perplexity": self.perplexity}
+        """Plain values; bounds that one row cannot give are None."""
+        values = asdict(self) | {"perplexity": self.perplexity}
+        for name in ("loss", "gain"):
+            if values[name] is not None:
+                values[name] = {key: None if np.isnan(number) else number for key, number in values[name].items()}
+        return values
 
 
 def measure(pipeline: "Pipeline", rungs: Sequence[Rung], say: Callable[[str], None]) -> list[Figures]:
@@ -106,7 +109,8 @@ def measure(pipeline: "Pipeline", rungs: Sequence[Rung], say: Callable[[str], No
     say("speeds, in turns")
     tokens = _batch(prepared)
     train = _in_turns([_training(model, tokens) for model in models])
-    written = [_Writing(model, tokens[:1, :PROMPT]) for model in models]
+    prompt = tokens[:1].repeat(1, -(-PROMPT // tokens.shape[1]))[:, :PROMPT]
+    written = [_Writing(model, prompt) for model in models]
     decode = _in_turns(written)
     found = []
     for place, (rung, model) in enumerate(zip(rungs, models, strict=True)):
@@ -208,4 +212,6 @@ class _Writing:
                 do_sample=False,
                 return_dict_in_generate=True,
             )
+        if output.sequences.shape[1] != PROMPT + WRITTEN:
+            raise UserError(f"a text of {PROMPT + WRITTEN} tokens ended after {output.sequences.shape[1]}")
         self.cache = measured_size(output.past_key_values).held

@@ -83,8 +83,9 @@ def _tokens_a_step(pipeline: Pipeline) -> int:
 
 def _write(pipeline: Pipeline, rungs: Sequence[Rung], found: Sequence[Figures]) -> None:
     recipe = pipeline.stages[0].recipe
-    shared: dict[str, Any] = {"tokens_a_step": _tokens_a_step(pipeline), "seed": recipe.train.get("seed", 42)}
-    shared["steps"] = RunFolder(rungs[0].stage.folder).metrics["plan"]["steps"]
+    metrics = RunFolder(rungs[0].stage.folder).metrics
+    shared: dict[str, Any] = {"steps": metrics["plan"]["steps"], "tokens": metrics["training"]["tokens"]}
+    shared["seed"] = recipe.train.get("seed", 42)
     write_text(
         pipeline.folder / FIGURES,
         json.dumps({"shared": shared, "rungs": [each.as_dict() for each in found]}, indent=2, ensure_ascii=False)
@@ -92,8 +93,7 @@ def _write(pipeline: Pipeline, rungs: Sequence[Rung], found: Sequence[Figures]) 
     )
     draw(found, pipeline.folder / PICTURE)
     about = (
-        f"{len(found)} rungs, each a new model trained with the same data and budget: {shared['steps']:,} steps of "
-        f"{shared['tokens_a_step']:,} tokens, seed {shared['seed']}. A rung changes one part of the one that it stands "
-        "on."
+        f"{len(found)} rungs, each a new model trained with the same data and budget: {shared['steps']:,} steps, "
+        f"{shared['tokens']:,} tokens, seed {shared['seed']}. A rung changes one part of the one that it stands on."
     )
     write_text(pipeline.folder / DOCUMENT, markdown(pipeline.name, found, found[0].rows, about, PICTURE))

@@ -10,6 +10,8 @@ from ..loading import STAGE_FILE, describe, load_preset
 from ..stages import Pipeline, Stage
 from ..yaml_tree import plain, read_yaml
 
+# Tokens of the prompt, and of the text that is written to it, when speeds are measured.
+PROMPT, WRITTEN = 64, 64
 # What may differ between rungs: their places, and the parts of the architecture.
 _OWN = {("train", "output_dir"), ("train", "run_name"), ("model", "config"), ("model", "preset")}
 
@@ -52,6 +54,17 @@ def rungs_of(pipeline: Pipeline) -> list[Rung]:
             raise UserError(f"{where}: adapter.kind: a rung of a ladder trains all weights: write none")
         if not recipe.data.eval_fraction and not recipe.data.eval_source:
             raise UserError(f"{where}: no row is held out to compare by: set data.eval_fraction or data.eval_source")
+        if (packing := getattr(recipe.objective, "packing", None)) != "blocks":
+            raise UserError(
+                f"{where}: objective.packing: {packing}: rows of all lengths make steps of unequal tokens; a ladder's "
+                "budget needs blocks"
+            )
+        longest = AnyformerConfig(**_architecture(stage)).max_position_embeddings
+        if longest < PROMPT + WRITTEN:
+            raise UserError(
+                f"{where}: max_position_embeddings is {longest}: speeds are measured on texts of {PROMPT + WRITTEN} "
+                "tokens: set at least that"
+            )
         if differ := list(_differing(first, stage)):
             raise UserError(
                 f"{where}: {', '.join(differ)} differs from stage {first.name}: rungs share data and budget, so that "

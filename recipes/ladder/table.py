@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..planning.units import count
-from .measure import PROMPT, WRITTEN, Estimate, Figures
+from .measure import Estimate, Figures
+from .rungs import PROMPT, WRITTEN
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +92,9 @@ def show_table(console: "Console", figures: Sequence[Figures], rows: int) -> Non
     columns = [Column(name, justify="right", no_wrap=True) for name in names]
     table = Table(Column("rung"), *columns, box=None, padding=(0, 2, 0, 0))
     for rung in figures:
-        gain = "–" if rung.gain is None else f"{rung.gain.value:+.3f} ±{(rung.gain.high - rung.gain.low) / 2:.3f}"
+        gain = "–" if rung.gain is None else f"{rung.gain.value:+.3f}"
+        if rung.gain is not None and not math.isnan(rung.gain.low):
+            gain += f" ±{(rung.gain.high - rung.gain.low) / 2:.3f}"
         ratios = (f"{speed.ratio:.2f}x" for speed in (rung.train, rung.decode))
         cells = (count(rung.parameters), f"{rung.loss.value:.3f}", f"{rung.perplexity:.1f}", gain, *ratios)
         table.add_row(escape(rung.name), *cells, f"{rung.cache_token:,}")

@@ -1,5 +1,6 @@
 """`anyformer ladder`: rungs that differ in one part, trained alike, measured on the same rows."""
 
+import dataclasses
 import json
 import math
 import random
@@ -69,7 +70,9 @@ def figures(folder):
 
 def test_figures_are_those_of_the_runs(run):
     found = figures(run)
-    assert found["shared"] == {"tokens_a_step": 288, "seed": 42, "steps": 2}
+    metrics = json.loads((run / "first" / "metrics.json").read_text(encoding="utf-8"))
+    assert found["shared"] == {"tokens": metrics["training"]["tokens"], "seed": 42, "steps": 2}
+    assert 288 < found["shared"]["tokens"] <= 2 * 288
     rungs = {rung["name"]: rung for rung in found["rungs"]}
     assert list(rungs) == ["first", "pre", "alibi", "mqa"]
     for name, rung in rungs.items():
@@ -95,7 +98,7 @@ def test_figures_are_those_of_the_runs(run):
 
 def test_the_document_and_the_picture(run):
     text = (run / "ladder.md").read_text(encoding="utf-8")
-    assert "4 rungs" in text and "2 steps of 288 tokens, seed 42" in text and "**alibi**: Distances." in text
+    assert "4 rungs" in text and "2 steps, " in text and "**alibi**: Distances." in text
     assert "first: position&#95;embedding learned → alibi" in text
     assert "<svg" in (run / "ladder.svg").read_text(encoding="utf-8")
 
@@ -128,6 +131,8 @@ def test_a_budget_is_tokens_of_each_rung(ladder, capsys):
         (["mqa.model.config.num_key_value_heads=null"], "stage mqa (4-mqa.yaml): changes nothing of pre"),
         (["adapter={kind: lora, r: 2}"], "adapter.kind: a rung of a ladder trains all weights"),
         (["data.eval_fraction=0"], "no row is held out"),
+        (["objective.packing=none"], "objective.packing: none: rows of all lengths"),
+        (["model.config.max_position_embeddings=100"], "max_position_embeddings is 100: speeds are measured on"),
     ],
 )
 def test_mistakes_are_told_in_one_message(ladder, words, said, capsys, monkeypatch, tmp_path):
@@ -187,6 +192,8 @@ def test_what_one_row_cannot_say_is_said_and_drawn(tmp_path):
     speed = Speed(10.0, 1.0)
     one = Figures("a|b", None, {}, "x", 9, 5, 1, Estimate(1.0, nan, nan), None, speed, speed, 4, 4)
     assert rows_of([one])[0][2:4] == ("9, 5 active", "1.0000 (unknown)")
+    gained = dataclasses.replace(one, gain=Estimate(0.5, nan, nan), parent="z").as_dict()
+    assert gained["gain"] == {"value": 0.5, "low": None, "high": None} and gained["loss"]["low"] is None
     assert "a&#124;b" in markdown("n", [one], 1, "about", "p.svg")
     draw([one], tmp_path / "p.svg")
     assert np.char.count((tmp_path / "p.svg").read_text(encoding="utf-8"), "<svg") == 1
