@@ -92,12 +92,12 @@ def _rung(pipeline: Pipeline, stage: Stage) -> Rung:
     parent = _parent(pipeline, stage)
     before = _architecture(pipeline[parent]) if parent else {}
     now = _architecture(stage)
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    if parent and not changed:
+    one, other = (AnyformerConfig(**fields) for fields in ((before or now), now))
+    pairs = {key: (getattr(one, key), getattr(other, key)) for key in {**before, **now}}
+    changes = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    if parent and not changes:
         raise UserError(f"stage {stage.name} ({stage.file.name}): changes nothing of {parent}, which it extends")
-    values = [AnyformerConfig(**fields) for fields in ((before or now), now)]
-    changes = {key: (getattr(values[0], key), getattr(values[1], key)) for key in changed}
-    return Rung(stage, parent, changes if parent else {}, describe(stage.file))
+    return Rung(stage, parent, changes, describe(stage.file))
 
 
 def _architecture(stage: Stage) -> dict[str, Any]:
