@@ -5,19 +5,32 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from .console import harmless
 from .errors import UserError
 
 
 def render_page(package: str, **values: Any) -> str:
-    """The `page.html` of a package as text, on top of `base.html`. All that is not markup is escaped."""
+    """The `page.html` of a package as text, on top of `base.html`.
+
+    All that is not markup is escaped, and its control characters are written out as in the terminal.
+    """
     from jinja2 import DictLoader, Environment, StrictUndefined
+    from markupsafe import Markup
+
+    def shown(value: Any) -> str:
+        return value if isinstance(value, Markup) else harmless(str(value))
 
     templates = {
         "base.html": files(__package__).joinpath("base.html").read_text(encoding="utf-8"),
         "page.html": files(package).joinpath("page.html").read_text(encoding="utf-8"),
     }
     environment = Environment(
-        loader=DictLoader(templates), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=DictLoader(templates),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("page.html").render(version=__version__, **values)
 

@@ -234,7 +234,7 @@ class _Run:
         self.console.print(f"Held out, {order} training{on}: {shown} ({counted}).")
         if on:
             return {when: figures}
-        self.keep_rows(when)
+        self.keep_rows(when)  # ahead of the figures: a resumed run measures again only what has none
         samples = self.objective.samples(model, rows)
         return {when: figures, f"samples_{when}": [asdict(sample) for sample in samples]}
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from .differences import Line, environment_differences, recipe_differences
-from .figures import Estimate, Figure, compare_figures, figure_as_dict
+from .figures import Figure, compare_figures, figure_as_dict
 from .folders import Run, read_runs
+from .scores import ScoreLine, compare_scores
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,6 @@ class Answers:
     @property
     def asked(self) -> int:
         return sum(answer is not None for answer in self.after)
-
-
-@dataclass(frozen=True)
-class ScoreLine:
-    """A figure of `anyformer eval` in each run that has it; `apart`: why they are not of the same thing, if so."""
-
-    name: str
-    data: str
-    better: str
-    cells: tuple[Estimate | None, ...]
-    counts: tuple[int | None, ...]
-    apart: str | None
 
 
 @dataclass(frozen=True)
@@ -115,33 +104,10 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
         recipe_differences(runs),
         environment_differences(runs),
         compare_figures(runs),
-        _scores(runs),
+        compare_scores(runs),
         _training(runs),
         _answers(runs),
     )
-
-
-def _scores(runs: Sequence[Run]) -> list[ScoreLine]:
-    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for number, run in enumerate(runs):
-        for score in run.scores:
-            found.setdefault((str(score["name"]), str(score.get("data") or "")), {})[number] = score
-    lines = []
-    for (name, data), by_run in found.items():
-        cells = [by_run.get(number) for number in range(len(runs))]
-        counts = tuple(None if cell is None else int(cell["count"]) for cell in cells)
-        told = sorted({count for count in counts if count is not None})
-        apart = f"not of the same data: {' and '.join(map(str, told))} counted" if len(told) > 1 else None
-        better = str(next(iter(by_run.values())).get("better", "higher"))
-        values = tuple(None if cell is None else _score(cell) for cell in cells)
-        lines.append(ScoreLine(name, data, better, values, counts, apart))
-    return lines
-
-
-def _score(score: dict[str, Any]) -> Estimate:
-    bounds = score["low"], score["high"]
-    sure = None not in bounds and not any(math.isnan(float(bound)) for bound in bounds)
-    return Estimate(float(score["value"]), *map(float, bounds)) if sure else Estimate(float(score["value"]))
 
 
 def _training(runs: Sequence[Run]) -> list[Line]:

@@ -132,7 +132,12 @@ def _estimate(run: Run, when: str, name: str) -> Estimate | None:
 
 
 def _difference(one: Run, when: str, other: Run, then: str, name: str) -> Estimate | None:
-    """The figure of the other less that of the one, paired by row; None where the rows are not known to be the same."""
+    """The figure of the other less that of the one, paired by row; None where the rows are not known to be the same.
+
+    A run that goes on, or was killed, may keep the rows of figures that it has not written.
+    """
+    if name not in one.figures(when) or name not in other.figures(then):
+        return None
     first, second = one.rows.get(when), other.rows.get(then)
     parts = _part(first, name), _part(second, name)
     if first is None or second is None or parts[0] is None or parts[1] is None or first.digests != second.digests:

@@ -26,7 +26,7 @@ class Run:
         recipe: resolved, as plain data.
         rows: `before` and `after` -> what each held-out row adds to the figures.
         history: the trainer's log, by step.
-        scores: what `anyformer eval` left.
+        scores: what `anyformer eval` left, each with the `digest` of its data, None where that is not kept.
         remarks: what of it cannot be shown, and why.
     """
 
@@ -100,7 +100,9 @@ def _run_folders(name: Path) -> list[Path]:
 
 def _stages(folder: Path) -> Iterator[Path]:
     """Folders of a pipeline's stages in their order, as far as they have begun and stand in the pipeline's own."""
-    named = Record(folder / PIPELINE).values.get("inputs", {})
+    named = _stored(folder / PIPELINE).get("inputs") or {}
+    if not isinstance(named, dict):
+        raise UserError(f"{folder / PIPELINE} is damaged: its inputs are not under names of stages")
     inside = [path.name for path in sorted(folder.iterdir()) if (path / RECIPE).is_file()]
     for name in [*named, *(name for name in inside if name not in named)]:
         if name in inside:
@@ -135,18 +137,40 @@ def _read(name: str, path: Path) -> Run:
     return Run(**{**vars(run), "remarks": tuple(remarks)})
 
 
-def _metrics(file: Path) -> dict[str, Any]:
+def _stored(file: Path) -> dict[str, Any]:
+    """The values of a JSON file; none where there is no file."""
     try:
-        metrics = Record(file).values
+        values = Record(file).values
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    parts = ("before", "after", "measured", "plan", "training", "versions", "environment", "parallel")
-    if not isinstance(metrics, dict) or not all(isinstance(metrics.get(name) or {}, dict) for name in parts):
-        raise UserError(f"{file} is damaged: it holds no figures under names")
+    except UserError as error:  # which tells whoever trains what to do
+        raise UserError(
+            f"{file} is damaged ({error.__cause__}): leave its folder out of the comparison, or train it again"
+        ) from error
+    if not isinstance(values, dict):
+        raise UserError(f"{file} is damaged: it holds no values under names")
+    return values
+
+
+def _metrics(file: Path) -> dict[str, Any]:
+    metrics = _stored(file)
+    for name in ("before", "after", "measured", "plan", "training", "versions", "environment", "parallel"):
+        if not isinstance(metrics.get(name) or {}, dict):
+            raise UserError(f"{file} is damaged: its {name} holds no values under names")
     history = metrics.get("history") or []
-    if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
-        raise UserError(f"{file} is damaged: its history is no list of logs")
+    if not isinstance(history, list) or not all(map(_is_log, history)):
+        raise UserError(f"{file} is damaged: its history is no list of logs by step")
+    shown = (metrics.get("measured") or {}).get("shown") or []
+    if not isinstance(shown, list) or not all(isinstance(name, str) for name in shown):
+        raise UserError(f"{file} is damaged: its measured.shown is no list of names of figures")
+    steps = (metrics.get("plan") or {}).get("steps") or 0
+    if not _is_number(steps):
+        raise UserError(f"{file} is damaged: its plan.steps is no number")
     return metrics
+
+
+def _is_log(entry: Any) -> bool:
+    return isinstance(entry, dict) and _is_finite(entry.get("step", 0))
 
 
 def _unfinished(name: str, metrics: dict[str, Any], history: Sequence[dict[str, float]]) -> str:
@@ -170,6 +194,8 @@ def _recipe(file: Path) -> dict[str, Any]:
         raise UserError(f"{file} cannot be read: {_first_line(error)}") from error
     if not isinstance(found, dict):
         raise UserError(f"{file} is damaged: it holds no recipe")
+    if not isinstance(found.get("objective") or {}, dict):
+        raise UserError(f"{file} is damaged: its objective is no section with a kind")
     return found
 
 
@@ -188,30 +214,57 @@ def _logged(file: Path) -> list[dict[str, float]]:
 
 
 def _scores(file: Path) -> list[dict[str, Any]]:
-    if not file.is_file():
-        return []
+    remedy = "remove it, or run `anyformer eval` again"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["scores"]
-        for score in found:
-            str(score["name"]), float(score["value"]), float(score["low"] or 0), float(score["high"] or 0)
-            int(score["count"])
-        return found
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{file} is damaged ({_first_line(error)}): remove it, or run `anyformer eval` again"
-        ) from error
+        stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"scores": []}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({_first_line(error)}): {remedy}") from error
+    if not isinstance(stored, dict) or not isinstance(stored.get("scores"), list):
+        raise UserError(f"{file} is damaged (it holds no list of scores): {remedy}")
+    for number, score in enumerate(stored["scores"], 1):
+        if fault := _score_fault(score):
+            raise UserError(f"{file} is damaged ({fault} of score {number}): {remedy}")
+    digests = _digests(stored.get("data"))
+    return [score | {"digest": digests.get(score.get("data"))} for score in stored["scores"]]
+
+
+def _score_fault(score: Any) -> str | None:
+    """Which value of a score is none, if there is one."""
+    if not isinstance(score, dict):
+        return "the values"
+    checks = {
+        "name": isinstance(score.get("name"), str),
+        "data": isinstance(score.get("data") or "", str),
+        "value": _is_number(score.get("value")),
+        **{bound: bound in score and (score[bound] is None or _is_number(score[bound])) for bound in ("low", "high")},
+        "count": _is_finite(score.get("count")),
+        "settings": isinstance(score.get("settings") or {}, dict),
+    }
+    return next((name for name, sound in checks.items() if not sound), None)
+
+
+def _digests(data: Any) -> dict[Any, str]:
+    """The name of data -> the digest of their rows, as far as it is kept."""
+    described = data.items() if isinstance(data, dict) else ()
+    found = {name: of.get("digest") for name, of in described if isinstance(of, dict)}
+    return {name: digest for name, digest in found.items() if isinstance(digest, str)}
 
 
 def _check_samples(run: Run) -> None:
     try:
-        for when in ("before", "after"):
-            run.samples(when)
+        samples = [sample for when in ("before", "after") for sample in run.samples(when)]
     except (TypeError, AttributeError) as error:
         raise UserError(f"{run.path / METRICS} is damaged ({_first_line(error)})") from error
+    if not all(isinstance(text, str) for sample in samples for text in vars(sample).values()):
+        raise UserError(f"{run.path / METRICS} is damaged: a sample's prompt, reference or answer is no text")
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value)
 
 
 def _number(text: str | None) -> float | None:

@@ -7,47 +7,11 @@ from html import unescape
 import pytest
 from chromium import Chromium
 from contrast import contrasts
+from made_runs import HOSTILE, write_run
 
 from anyformer.recipes.comparison.collect import compare_runs
 from anyformer.recipes.comparison.page import render
 from anyformer.recipes.pages import save_page
-
-HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
-
-
-def write_run(folder, *, shift=0.0, rate="1e-3", rows=12, name_of_rows="row", finished=True, prompt="count"):
-    """A run folder as `anyformer train` leaves it, with figures made up."""
-    folder.mkdir(parents=True)
-    recipe = {
-        "model": {"path": f"org/a-model-with-a-long-name-{HOSTILE if shift else ''}"},
-        "objective": {"kind": "sft"},
-        "train": {"learning_rate": float(rate) + shift, "output_dir": str(folder)},
-    }
-    (folder / "recipe.yaml").write_text(json.dumps(recipe))
-    parts = {
-        when: [[2.0 + at % 5 + by, 4 + at % 3] for at in range(rows)] for when, by in (("before", 3), ("after", shift))
-    }
-    held = {
-        when: {"rows": [f"{name_of_rows}{at}" for at in range(rows)], "parts": {"loss": p}} for when, p in parts.items()
-    }
-    (folder / "held_out.json").write_text(json.dumps(held))
-    figures = {
-        when: {"loss": sum(a for a, _ in part) / sum(b for _, b in part), "rows": rows, "tokens": 60, "perplexity": 3.0}
-        for when, part in parts.items()
-    }
-    sample = {"prompt": f"{prompt} {HOSTILE}", "reference": "two\nthree " + "x" * 200}
-    metrics = figures | {
-        "samples_before": [sample | {"answer": "nothing"}],
-        "samples_after": [sample | {"answer": f"def f():\n    return {shift} {HOSTILE}"}],
-        "measured": {"shown": ["loss", "perplexity"], "higher_is_better": False},
-        "versions": {"torch": f"2.6{HOSTILE if shift else ''}"},
-        "plan": {"steps": 10, "trainable": 12345},
-        "training": {"tokens": 1000, "tokens_per_second": 10.5},
-        "history": [{"step": s, "loss": 3 - s / 10 + shift} for s in range(1, 11)] + [{"step": 5, "eval_loss": 2.0}],
-        "finished": finished,
-    }
-    (folder / "metrics.json").write_text(json.dumps(metrics))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +60,17 @@ def test_what_runs_hold_is_escaped(page):
         html = file.read_text(encoding="utf-8")
         assert "<script" not in html and "<img" not in html and "<b>0</b>" not in html
         assert HOSTILE in unescape(html)
+
+
+def test_nothing_in_a_page_steers_a_terminal(tmp_path):
+    """Pages are read with cat, too; line breaks of answers stay."""
+    folders = [write_run(tmp_path / name, prompt="a\x1b[31mb") for name in ("one", "two\x07")]
+    score = {"name": "pass@1\x1b]0;x\x07", "value": 0.5, "low": 0.4, "high": 0.6, "count": 9, "data": "d\x9b"}
+    (folders[0] / "scores.json").write_text(json.dumps({"scores": [score]}))
+    html = render(compare_runs(folders))
+    assert [char for char in set(html) if not char.isprintable() and char not in "\n\t"] == []
+    assert "a‹U+001B›[31mb" in html and "pass@1‹U+001B›]0;x‹U+0007›" in html and "d‹U+009B›" in html
+    assert "two‹U+0007›" in html and "two\nthree" in html
 
 
 def test_pictures_are_of_the_page(page):

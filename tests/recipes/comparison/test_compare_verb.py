@@ -185,18 +185,6 @@ def test_a_pipeline_stands_for_its_stages(runs, tmp_path):
     assert both.figures[0].cells[2].against == both.names[0]
 
 
-def test_scores_stand_beside_each_other(runs, tmp_path):
-    score = {"name": "exact match", "low": 0.1, "high": 0.5, "better": "higher", "details": {}, "data": "gsm8k"}
-    for name, value, count in (("one", 0.25, 40), ("two", 0.375, 48)):
-        shutil.copytree(runs / name, tmp_path / name)
-        scores = {"scores": [score | {"value": value, "count": count}]}
-        (tmp_path / name / "scores.json").write_text(json.dumps(scores))
-    (line,) = compare_runs([tmp_path / "one", tmp_path / "two"]).scores
-    assert [cell.value for cell in line.cells] == [0.25, 0.375] and line.data == "gsm8k"
-    assert line.apart == "not of the same data: 40 and 48 counted"
-    assert "0.3750 [0.1000, 0.5000]" in invoke(tmp_path / "one", tmp_path / "two").output
-
-
 def _damage(folder, name, text):
     (folder / name).write_text(text)
 
