@@ -1,4 +1,4 @@
-"""`anyformer eval` and the file of its figures: what each figure keeps, and what is refused before a model is opened."""
+"""`anyformer eval` and the file of its figures: what each figure keeps, and what is refused before a model opens."""
 
 import json
 
