@@ -1,6 +1,7 @@
 """`anyformer eval`: what a model is worth on data."""
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -89,7 +90,7 @@ def command(
     if tasks is not None:
         if on is not None or metrics is not None:
             raise UserError("--tasks have data and metrics of their own: leave --on and --metrics out, or --tasks")
-        found = evaluate_tasks(
+        evaluate_tasks(
             model,
             _names(tasks),
             limit=limit,
@@ -97,24 +98,29 @@ def command(
             batch_size=batch_size,
             output=output,
             trust_remote_code=trust_remote_code,
+            report=partial(show, as_json=as_json),
         )
-        show(found, as_json=as_json)
         return
     if fewshot is not None:
         raise UserError("--fewshot is for tasks: name them with --tasks")
+    wanted = _names(metrics)
+    if metrics is not None and not wanted:
+        raise UserError(
+            f"--metrics {metrics!r} names none: leave it out for the usual ones, or give some of {', '.join(METRICS)}"
+        )
     sampling = Sampling(samples, _numbers(k), temperature, seed, allow_code)
     settings = Settings(batch_size, max_new_tokens, context, stride, rows.value, sampling, Judge(reward, against))
-    found = evaluate(
+    evaluate(
         model,
         on,
-        metrics=_names(metrics),
+        metrics=wanted,
         limit=limit,
         settings=settings,
         output=output,
         trust_remote_code=trust_remote_code,
         tell=lambda text: typer.echo(text, err=True),
+        report=partial(show, as_json=as_json),
     )
-    show(found, as_json=as_json)
 
 
 def _names(given: str | None) -> list[str]:

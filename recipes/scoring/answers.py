@@ -123,7 +123,7 @@ def written(job: Job, prompts: Sequence[list[int]], **options: Any) -> tuple[lis
     order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     places, cut, beyond = iter(order), 0, False
     found: list[list[int]] = [[] for _ in prompts]
-    with Meter("answers", len(prompts), "prompts", job.tell) as meter:
+    with Meter("answers", len(prompts), "prompt", job.tell) as meter:
         for batch in batches_of([prompts[place] for place in order], job.settings.batch_size, roomy):
             tokens = 0
             for ids, answer in zip(batch, generator.answer(batch, most, num_beams=1, **options), strict=True):

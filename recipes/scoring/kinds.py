@@ -136,8 +136,11 @@ def check_settings(metrics: Sequence[str], settings: Settings) -> None:
     """
     check_names(metrics)
     for file, names in KINDS.items():
-        if set(metrics) & set(names) and (check := _kind(file).check):
-            check(settings)
+        if metrics and not set(metrics) & set(names):
+            continue
+        kind = _kind(file)
+        if kind.check and (metrics or kind.unasked):
+            kind.check(settings)
     for given, unset, options, name in (
         (settings.sampling, Sampling(), "--samples, --k, --temperature, --seed and --allow-code", "pass@k"),
         (settings.judge, Judge(), "--reward and --against", "win-rate"),

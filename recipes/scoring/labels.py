@@ -70,7 +70,7 @@ def _likeliest(job: Job, inputs: Sequence[list[int]]) -> Classes:
 
     subject, found = job.subject, [[0]] * len(inputs)
     rows, pad = [{"input_ids": ids} for ids in inputs], job.subject.tokenizer.pad_token_id
-    with Meter("labels", len(rows), "texts", job.tell) as meter, evaluating(subject.model), torch.no_grad():
+    with Meter("labels", len(rows), "text", job.tell) as meter, evaluating(subject.model), torch.no_grad():
         for places, batch in by_length(rows, pad, job.settings.batch_size, subject.model.device):
             logits = subject.model(**batch).logits  # [batch, classes], or [batch, length, classes]
             if not logits.isfinite().all():

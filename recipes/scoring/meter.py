@@ -5,11 +5,16 @@ from collections.abc import Callable
 from types import TracebackType
 
 
+def counted(count: int, unit: str) -> str:
+    """So many of a thing, which is named in the singular."""
+    return f"{count:,} {unit}{'' if count == 1 else 's'}"
+
+
 class Meter:
     """A bar on standard error where that is a terminal, and one line at the end.
 
     Args:
-        what: is measured, of how many `unit`.
+        what: is measured, of how many of `unit`, in the singular.
     """
 
     def __init__(self, what: str, total: int, unit: str, tell: Callable[[str], None]) -> None:
@@ -19,7 +24,7 @@ class Meter:
     def __enter__(self) -> "Meter":
         from tqdm import tqdm
 
-        self.bar = tqdm(total=self.total, desc=self.what, unit=f" {self.unit}", disable=None, leave=False)
+        self.bar = tqdm(total=self.total, desc=self.what, unit=f" {self.unit}s", disable=None, leave=False)
         self.start = time.perf_counter()
         return self
 
@@ -35,4 +40,5 @@ class Meter:
         if error is None:
             seconds = max(time.perf_counter() - self.start, 1e-9)
             rate = f"{self.tokens / seconds:,.0f} tokens/s"
-            self.tell(f"{self.what}: {self.total:,} {self.unit}, {self.tokens:,} tokens in {seconds:.1f} s ({rate})")
+            done = f"{counted(self.total, self.unit)}, {counted(self.tokens, 'token')}"
+            self.tell(f"{self.what}: {done} in {seconds:.1f} s ({rate})")

@@ -18,9 +18,9 @@ from ..errors import UserError
 from ..evaluation import virtual_tokens
 from ..tokens.report import IGNORE
 from .intervals import exp_ratio, interval
-from .kinds import Job, Kind, Row, Settings
+from .kinds import Job, Kind, Row, Settings, Tell
 from .losses import token_losses
-from .meter import Meter
+from .meter import Meter, counted
 from .score import Score
 from .subject import Subject
 
@@ -44,7 +44,8 @@ def measure(job: Job) -> list[Score]:
     """Perplexity per token; of whole texts also per word and per byte.
 
     Raises:
-        UserError: settings or texts that do not suit the model, no row left, or a loss that is no number.
+        UserError: settings or texts that do not suit the model, no row left, a loss that is no number, or figures that
+            are all beyond the largest number.
     """
     head = job.subject.head
     asked = (job.settings.context, job.settings.stride, job.settings.rows)
@@ -62,11 +63,16 @@ def measure(job: Job) -> list[Score]:
             f"{job.subject.path}: on {bad} of {len(figures)} rows the model's loss is no number: its weights "
             "hold none, or overflow"
         )
-    return _scores(figures, "pseudo-perplexity" if head == "masked" else "perplexity", bool(documents[0].text))
+    found = _scores(
+        figures, "pseudo-perplexity" if head == "masked" else "perplexity", bool(documents[0].text), job.tell
+    )
+    if not found:
+        raise UserError(f"{job.subject.path}: the perplexity is beyond the largest number that there is")
+    return found
 
 
-def _scores(figures: np.ndarray, name: str, whole: bool) -> list[Score]:
-    """Of (nats, tokens, words, bytes) of each document."""
+def _scores(figures: np.ndarray, name: str, whole: bool, tell: Tell) -> list[Score]:
+    """Of (nats, tokens, words, bytes) of each document; without those beyond the largest number, which is told."""
     nats = figures[:, 0].sum()
     found = []
     for column, unit in enumerate(("token", "word", "byte") if whole else ("token",), 1):
@@ -74,9 +80,12 @@ def _scores(figures: np.ndarray, name: str, whole: bool) -> list[Score]:
         details = {"nats": nats, f"{unit}s": int(units)}
         if unit == "byte":
             details["bits_per_byte"] = nats / units / math.log(2)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # draws may be beyond the largest number, too
+            value = float(exp_ratio(figures[:, [0, column]]))
+            if math.isinf(value):
+                tell(f"{name} per {unit}: left out: exp({nats / units:.1f} nats) is beyond the largest number")
+                continue
             low, high = interval(figures[:, [0, column]], exp_ratio)
-        value = math.exp(min(nats / units, 700.0))
         found.append(Score(f"{name} per {unit}", value, low, high, len(figures), "lower", details))
     return found
 
@@ -97,7 +106,7 @@ def _causal(job: Job) -> tuple[list[Document], list[float]]:
     packed = job.settings.rows == "packed"  # then all rows of a batch have positions of their own
     rows = [_joined(windows, pack) if packed else windows[pack[0]] for pack in packs]
     lengths = [len(row["input_ids"]) for row in rows]
-    for pack, found in zip(packs, _losses(job, rows, lengths, "windows"), strict=True):
+    for pack, found in zip(packs, _losses(job, rows, lengths, "window"), strict=True):
         ends = np.cumsum([len(windows[place]["input_ids"]) for place in pack])[:-1]
         for place, part in zip(pack, np.split(found.numpy(), ends), strict=True):
             losses[owners[place]] += float(part.sum())
@@ -115,12 +124,25 @@ def window_sizes(subject: Subject, settings: Settings) -> tuple[int, int]:
         raise UserError(f"{subject.path}: the config does not say how long texts may be: give --context")
     if subject.limit is not None and context > subject.limit:
         raise UserError(f"--context: is {context}, and the model has positions for {subject.limit} tokens")
+    stride = settings.stride or max(context // 2, 1)
+    _check_window(context, stride)
+    return context, stride
+
+
+def check(settings: Settings) -> None:
+    """Raises:
+    UserError: sizes that make no windows of any model.
+    """
+    _check_window(settings.context, settings.stride)
+
+
+def _check_window(context: int | None, stride: int | None) -> None:
+    if context is None:
+        return
     if context < 2:
         raise UserError(f"--context: is {context}: a window holds a token and the one that it predicts, so at least 2")
-    stride = settings.stride or max(context // 2, 1)
-    if stride >= context:
+    if stride is not None and stride >= context:
         raise UserError(f"--stride: is {stride}: it must be below the {context} tokens of a window (--context)")
-    return context, stride
 
 
 def windows_of(ids: list[int], labels: list[int], context: int, stride: int) -> Iterator[Row]:
@@ -191,7 +213,7 @@ def _kept(documents: list[Document], job: Job) -> list[Document]:
 def _tell_dropped(job: Job, dropped: dict[str, int]) -> None:
     for cause, count in dropped.items():
         if count:
-            job.tell(f"perplexity: {count} rows left out: {cause}")
+            job.tell(f"perplexity: {counted(count, 'row')} left out: {cause}")
 
 
 def _losses(job: Job, rows: Sequence[Row], lengths: Sequence[int], unit: str, shift: int = 1) -> Any:
@@ -220,7 +242,7 @@ def _targets(job: Job) -> tuple[list[Document], list[float]]:
     _tell_dropped(job, data.report.dropped)
     rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data.dataset]
     lengths = [max(len(row["input_ids"]), len(row["labels"])) for row in rows]
-    losses = _losses(job, rows, lengths, "targets", shift=0)
+    losses = _losses(job, rows, lengths, "target", shift=0)
     return [Document(row["input_ids"], row["labels"], "") for row in rows], [float(loss.sum()) for loss in losses]
 
 
@@ -273,7 +295,7 @@ def _masked(job: Job) -> tuple[list[Document], list[float]]:
     rows = _OneMasked(documents, tokenizer.mask_token_id)
     lengths = [len(documents[number].ids) for number, _ in rows.places]
     losses = [0.0] * len(documents)
-    for (number, _), found in zip(rows.places, _losses(job, rows, lengths, "masked tokens", shift=0), strict=True):
+    for (number, _), found in zip(rows.places, _losses(job, rows, lengths, "masked token", shift=0), strict=True):
         losses[number] += float(found.sum())
     return documents, losses
 
@@ -286,4 +308,5 @@ KIND = Kind(
     },
     ("perplexity",),
     measure,
+    check,
 )

@@ -3,26 +3,59 @@
 import json
 import math
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..data.sources import HUB
 from ..environment import versions
 from ..errors import UserError
 from ..models import first_line
-from ..run_folder import Record, write_text
-from .rows import Rows, row_digest
+from ..run_folder import write_text
+from .rows import Rows, limited, row_digest
 from .score import Score
 
 SCORES, CARD = "scores.json", "README.md"
 _BEGIN, _END = "<!-- anyformer eval: begin -->", "<!-- anyformer eval: end -->"
 
 
+class _Checked(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Entry(_Checked):
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    count: int
+    data: str
+
+
+class _Data(_Checked):
+    digest: str
+    remarks: list[str]
+
+
+class _File(_Checked):
+    """What is read of a file of figures."""
+
+    scores: list[_Entry]
+    data: dict[str, _Data]
+
+
 def as_dict(model: str, rows: Rows, scores: Sequence[Score], settings: dict[str, Any]) -> dict[str, Any]:
-    """One evaluation in plain values; a bound that is not known is None."""
+    """One evaluation in plain values; a bound that is not known is None.
+
+    Args:
+        settings: of this evaluation; each figure keeps them, with the model and the versions of the software.
+    """
     data = {rows.name: {"digest": rows.digest, "rows": len(rows.rows), "remarks": rows.remarks}}
-    return _whole(model, [_entry(score, rows.name) for score in scores], data, settings)
+    measured = _measured(model, settings)
+    return {"scores": [_entry(score, rows.name) | measured for score in scores], "data": data}
 
 
 def of_tasks(model: str, scores: Sequence[Score], settings: dict[str, Any]) -> dict[str, Any]:
@@ -31,21 +64,20 @@ def of_tasks(model: str, scores: Sequence[Score], settings: dict[str, Any]) -> d
     Raises:
         UserError: a figure that is no number.
     """
-    entries, data = [], {}
+    entries, data, measured = [], {}, _measured(model, settings)
     for score in scores:
         if not math.isfinite(score.value):
             raise UserError(f"{score.name}: lm-evaluation-harness gives {score.value}, which is no finite number")
         told = [score.details[key] for key in ("task", "version", "num_fewshot")]
         digest = row_digest({"of": told, "documents": score.count})
-        name = f"lm-eval:{Path(score.details['task']).name}"
+        name = limited(f"lm-eval:{Path(score.details['task']).name}", settings["limit"], score.count)
         data[name] = {"digest": digest, "rows": score.count, "remarks": []}
-        entries.append(_entry(score, name))
-    return _whole(model, entries, data, settings)
+        entries.append(_entry(score, name) | measured)
+    return {"scores": entries, "data": data}
 
 
-def _whole(model: str, entries: list[dict[str, Any]], data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-
-    return {"scores": entries, "model": model, "data": data, "versions": versions(), "settings": settings}
+def _measured(model: str, settings: dict[str, Any]) -> dict[str, Any]:
+    return {"model": model, "settings": settings, "versions": versions()}
 
 
 def _entry(score: Score, data: str) -> dict[str, Any]:
@@ -66,6 +98,49 @@ def _no_number(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+def read(file: Path) -> dict[str, Any]:
+    """The figures of earlier evaluations; none where there is no file.
+
+    Raises:
+        UserError: the file is damaged, none of ours, or cannot be read.
+    """
+    try:
+        if not file.exists():
+            return {"scores": [], "data": {}}
+        known = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_json)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: remove it, or name another file with --output") from error
+    try:
+        _File.model_validate(known)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"])) or "the whole"
+        raise UserError(
+            f"{file} holds no scores of `anyformer eval` ({where}: {fault['msg']}): name another file with --output"
+        ) from error
+    return known
+
+
+def _no_json(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def check_file(file: Path) -> None:
+    """Make sure that figures can go into a file, before they are measured; nothing is changed.
+
+    Raises:
+        UserError: as `read` and `write` do.
+    """
+    read(file)
+    try:
+        folder = next(folder for folder in file.absolute().parents if folder.exists())
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
+
+
 def write(file: Path, found: dict[str, Any]) -> dict[str, Any]:
     """Put an evaluation into a file of earlier ones: figures of the same name and data give way, all others stay.
 
@@ -77,19 +152,12 @@ def write(file: Path, found: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: the file is none of ours, or cannot be written.
     """
-    record = Record(file)
-    try:
-        known = record.values
-    except UserError as error:
-        raise UserError(f"{file} is damaged: remove it, or name another file with --output") from error
-    if known and not isinstance(known.get("scores"), list):
-        raise UserError(f"{file} holds no scores: name another file with --output")
-    names = {name: _told_apart(name, data, known.get("data", {})) for name, data in found["data"].items()}
+    known = read(file)
+    names = {name: _told_apart(name, data, known["data"]) for name, data in found["data"].items()}
     scores = [entry | {"data": names[entry["data"]]} for entry in found["scores"]]
     new = {(entry["data"], entry["name"]) for entry in scores}
-    kept = [entry for entry in known.get("scores", []) if (entry["data"], entry["name"]) not in new]
-    data = known.get("data", {}) | {names[name]: of for name, of in found["data"].items()}
-    whole = known | found | {"scores": kept + scores, "data": data}
+    kept = [entry for entry in known["scores"] if (entry["data"], entry["name"]) not in new]
+    whole = {"scores": kept + scores, "data": known["data"] | {names[name]: of for name, of in found["data"].items()}}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from ..errors import UserError
 from ..run_folder import RECIPE, RunFolder
+from .meter import counted
 
 if TYPE_CHECKING:
     from ..data import Splits
@@ -65,12 +66,18 @@ def read_named(on: str, accepts: Sequence[str], limit: int | None, run: Path | N
         splits = load_splits(DataSection.model_validate(data), accepts)
     except ValidationError as error:
         faults = explain(error, data, DataSection)
-        raise UserError("\n".join(f"{_in_words(dotted(where))}: {text}" for where, text in faults)) from error
+        raise UserError("\n".join(_in_words(f"{dotted(where)}: {text}") for where, text in faults)) from error
     except UserError as error:
         raise UserError(_in_words(str(error))) from error
     rows = list(splits.train)
-    remarks = [f"{splits.report.rows_skipped} rows could not be used"] if splits.report.rows_skipped else []
-    return Rows(on, splits.report.format, rows, remarks + _overlap(run, rows))
+    remarks = [f"{counted(splits.report.rows_skipped, 'row')} could not be used"] if splits.report.rows_skipped else []
+    name = limited(on, limit, len(rows))
+    return Rows(name, splits.report.format, rows, remarks + _overlap(run, rows))
+
+
+def limited(name: str, limit: int | None, count: int) -> str:
+    """The name of data with the limit in it, where it was reached: the name alone is that of all rows."""
+    return name if limit is None or count < limit else f"{name} (limit {limit})"
 
 
 def _value(on: str) -> Any:
@@ -119,7 +126,8 @@ def read_held_out(run: Path, accepts: Sequence[str], limit: int | None) -> Rows:
         )
     rows = list(splits.eval)[:limit]
     trained = _digests(splits) if isinstance(splits.train, list) else set()
-    return Rows("held out", splits.report.format, rows, _counted(rows, trained))
+    name = limited("held out", limit, len(splits.eval) - 1)  # of all rows it is no limit
+    return Rows(name, splits.report.format, rows, _counted(rows, trained))
 
 
 def _splits_of(run: Path) -> "Splits":

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,12 @@ from ..console import quiet_libraries
 from ..errors import UserError
 from .harness import require_harness, run_harness
 from .kinds import Chosen, Job, Settings, Tell, accepted, check_settings, choose
-from .results import SCORES, as_dict, bounds, of_tasks, write, write_card
+from .results import SCORES, as_dict, bounds, check_file, of_tasks, write, write_card
 from .rows import Rows, read_held_out, read_named
 from .score import Score
-from .subject import Subject, open_subject
+from .subject import Subject, open_subject, run_of
+
+Report = Callable[[dict[str, Any]], None]
 
 
 def evaluate(
@@ -26,6 +28,7 @@ def evaluate(
     output: Path | None = None,
     trust_remote_code: bool = False,
     tell: Tell = lambda text: print(text, file=sys.stderr),
+    report: Report = lambda found: None,
 ) -> dict[str, Any]:
     """Measure a model and write down what it is worth, in the folder of its run or in `output`.
 
@@ -35,16 +38,18 @@ def evaluate(
         metrics: by name, see `kinds.KINDS`; none: what is usual for the model and the rows.
         limit: of so many rows alone.
         output: the file for the figures; default: `scores.json` in a run's folder, and nothing is written elsewhere.
+        report: is given the figures before they are written, so that none are lost where that fails.
 
     Returns:
         The figures as `results.as_dict` has them.
 
     Raises:
-        UserError: a model, rows or settings that cannot be used.
+        UserError: a model, rows, settings or a file for the figures that cannot be used.
     """
     quiet_libraries()
     settings = settings or Settings()
     check_settings(metrics, settings)
+    _check_target(path, output)
     subject = open_subject(path, trust_remote_code=trust_remote_code)
     chosen = choose(metrics, subject.head)
     rows = _rows_for(subject, chosen, on, bool(metrics), limit)
@@ -56,6 +61,7 @@ def evaluate(
             scores += kind.measure(Job(subject, rows.rows, rows.format, wanted, settings, tell))
     asked = {"on": on, "metrics": list(metrics), "limit": limit, **settings.as_dict()}
     found = as_dict(path, rows, scores, asked)
+    report(found)
     _keep(found, subject, output)
     return found
 
@@ -69,6 +75,7 @@ def evaluate_tasks(
     batch_size: int = 8,
     output: Path | None = None,
     trust_remote_code: bool = False,
+    report: Report = lambda found: None,
 ) -> dict[str, Any]:
     """Measure a model by tasks of lm-evaluation-harness; the figures are kept as those of `evaluate`.
 
@@ -78,10 +85,12 @@ def evaluate_tasks(
         num_fewshot: examples before each document; None: the task's own.
 
     Raises:
-        UserError: the harness is not installed, no such task, or a model that does not write.
+        UserError: the harness is not installed, no such task, a model that does not write, or a file for the figures
+            that cannot be used.
     """
     quiet_libraries()
     require_harness()
+    _check_target(path, output)
     subject = open_subject(path, trust_remote_code=trust_remote_code)
     if subject.head not in ("decoder", "encoder-decoder"):
         raise UserError(
@@ -93,8 +102,17 @@ def evaluate_tasks(
     )
     asked = {"tasks": list(tasks), "limit": limit, "num_fewshot": num_fewshot, "batch_size": batch_size}
     found = of_tasks(path, scores, asked)
+    report(found)
     _keep(found, subject, output)
     return found
+
+
+def _check_target(path: str, output: Path | None) -> None:
+    """What `_keep` writes to, before a model is opened."""
+    if output is not None:
+        check_file(output)
+    elif (run := run_of(path)) is not None:
+        check_file(run / SCORES)
 
 
 def _keep(found: dict[str, Any], subject: Subject, output: Path | None) -> None:

@@ -47,8 +47,7 @@ class Subject:
     @cached_property
     def run(self) -> Path | None:
         """The folder of the run that made it, or None."""
-        folder = Path(resolve_path(self.path)).expanduser()
-        return folder if (folder / RECIPE).is_file() else None
+        return run_of(self.path)
 
     def release(self) -> None:
         """Let go of the model, so that another one has the room; nothing can be measured any more."""
@@ -67,6 +66,12 @@ class Subject:
         """Tokens of the longest texts that it was made for; None: the config does not say."""
         longest = getattr(self.model.config, "max_position_embeddings", None)
         return None if longest is None else longest - virtual_tokens(self.model)
+
+
+def run_of(path: str) -> Path | None:
+    """The folder of the run that made a model, or None."""
+    folder = Path(resolve_path(path)).expanduser()
+    return folder if (folder / RECIPE).is_file() else None
 
 
 def open_subject(path: str, *, trust_remote_code: bool = False) -> Subject:

@@ -74,11 +74,25 @@ def test_figures_are_replaced_by_name_and_data_and_others_stay(run, tmp_path):
     whole = stored(folder)
     assert [score for score in whole["scores"] if score["data"] == "held out"] == held_out
     assert len(whole["scores"]) == 4 and len(whole["data"]) == 2
-    assert whole["versions"]["anyformer"] and whole["settings"]["max_new_tokens"] == 4
     # Other rows under the same name are told apart.
-    evaluate(str(folder), str(rows), metrics=["exact-match"], limit=5, tell=lambda text: None)
+    original = rows.read_text(encoding="utf-8")
+    try:
+        write_rows(rows, ROWS[:-1])
+        evaluate(str(folder), str(rows), metrics=["exact-match"], tell=lambda text: None)
+    finally:
+        rows.write_text(original, encoding="utf-8")
     names = [score["data"] for score in stored(folder)["scores"]]
     assert names.count(str(rows)) == 2 and sum(name.startswith(f"{rows} (") for name in names) == 1
+
+
+def test_a_limit_stands_in_the_name_of_the_data(run):
+    folder, rows = run
+    (folder / "scores.json").unlink(missing_ok=True)
+    for limit in (3, None, 6):  # all six is no limit
+        evaluate(str(folder), metrics=["exact-match"], limit=limit, tell=lambda text: None)
+    evaluate(str(folder), str(rows), metrics=["exact-match"], limit=5, tell=lambda text: None)
+    counts = {score["data"]: score["count"] for score in stored(folder)["scores"]}
+    assert counts == {"held out (limit 3)": 3, "held out": 6, f"{rows} (limit 5)": 5}
 
 
 def test_the_model_card_has_the_figures_once(run):
@@ -171,6 +185,8 @@ def test_mistakes_are_told(tiny_checkpoint, tmp_path):
     assert "is text, which these metrics cannot use" in refused(tiny_checkpoint, "--on", texts, "--metrics", "f1")
     assert "it must be below the 16 tokens" in refused(tiny_checkpoint, "--on", texts, "--context", 16, "--stride", 16)
     assert "a window holds a token" in refused(tiny_checkpoint, "--on", texts, "--context", 1)
+    assert "--on: is empty: give" in refused(tiny_checkpoint, "--on", "")
+    assert "--metrics ',' names none" in refused(tiny_checkpoint, "--on", texts, "--metrics", ",")
     assert "--on.splt: unknown key; did you mean 'split'?" in refused(
         tiny_checkpoint, "--on", "{hub: user/name, splt: test}"
     )
@@ -288,4 +304,4 @@ def test_rows_without_a_token_to_predict_are_left_out_and_counted(tiny_checkpoin
     on, told = write_rows(tmp_path / "rows.jsonl", rows), []
     found = evaluate(str(tiny_checkpoint), str(on), metrics=["perplexity"], tell=told.append)
     assert found["scores"][0]["count"] == 2
-    assert "perplexity: 1 rows left out: nothing supervised" in told
+    assert "perplexity: 1 row left out: nothing supervised" in told

@@ -52,10 +52,11 @@ def test_tasks_are_measured_and_kept_each_as_data_of_its_own(tiny_checkpoint, ow
     assert result.exit_code == 0, result.output
     stored = json.loads(file.read_text(encoding="utf-8"))
     by_data = {score["data"]: score for score in stored["scores"]}
-    assert by_data.keys() == stored["data"].keys() == {"lm-eval:own", "lm-eval:anyformer_passkey"}
-    assert by_data["lm-eval:own"]["count"] == stored["data"]["lm-eval:own"]["rows"] == 3
-    assert by_data["lm-eval:own"]["value"] in (0, 1 / 3, 2 / 3, 1)
-    assert stored["settings"]["tasks"] == [str(own_task), "anyformer_passkey"]
+    assert by_data.keys() == stored["data"].keys() == {"lm-eval:own (limit 3)", "lm-eval:anyformer_passkey (limit 3)"}
+    own = by_data["lm-eval:own (limit 3)"]
+    assert own["count"] == stored["data"]["lm-eval:own (limit 3)"]["rows"] == 3
+    assert own["value"] in (0, 1 / 3, 2 / 3, 1)
+    assert own["settings"]["tasks"] == [str(own_task), "anyformer_passkey"]
     assert "own acc" in result.output
     # Of more documents it is another figure; of as many it gives way.
     for limit in (3, 2):
