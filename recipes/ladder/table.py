@@ -77,8 +77,8 @@ def legend(rows: int) -> str:
     """What the columns mean."""
     return (
         f"Loss in nats a token over {counted(rows, 'held-out row')}; intervals are drawn over rows and say nothing of "
-        "other seeds. Gain: the loss of the rung that it changes (the one above, or the one that is named) less its own. "
-        "Training: tokens a second forward and backward; decoding: tokens a second of one text, "
+        "other seeds. Gain: the loss of the rung that it changes (the one above, or the one that is named) less its "
+        "own. Training: tokens a second forward and backward; decoding: tokens a second of one text, "
         f"{WRITTEN} behind {PROMPT}; both with the ratio to the first rung, taken in turns. Cache: bytes a token in "
         "fp32."
     )
