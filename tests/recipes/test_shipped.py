@@ -34,7 +34,8 @@ def check_rows(folder: Path, kind: str):
         assert not file.exists()
         return
     kept = json.loads(file.read_text(encoding="utf-8"))
-    for when in ("before", "after"):
+    assert set(kept) == {"before", "after"} & set(metrics)
+    for when in kept:
         assert len(kept[when]["rows"]) == metrics[when]["rows"]
         assert kept[when]["parts"].keys() & set(metrics["measured"]["shown"])
         for name, parts in kept[when]["parts"].items():
