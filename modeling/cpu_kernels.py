@@ -20,6 +20,7 @@ GAIN = 1.15  # less than this is noise, and torch's own is kept
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and all(
     hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
 )
+_LINEAR: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
 # Terms that are added one after another before the sum goes into another: it bounds what rounding adds up to.
 TERMS = 512
 # Rows that weights are sorted for: in the order for one row, fp32 has no gain; in this one, one row and more have.
@@ -32,7 +33,7 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """x W^T + b by oneDNN; the weight [outputs, inputs] may be a sorted copy."""
     # Of a bias it reads the memory, whatever the strides are.
     bias = None if bias is None else bias.contiguous()
-    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+    return _LINEAR(states, weight, bias, "none", [], "")
 
 
 def sorted_copy(*weights: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ written here makes the same products, norms and rotations with the fewest. Only 
 every module is one whose `forward` is known and has no hooks; all else goes through the modules.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from .layers import PreNormLayer
 from .mlp import ClampedMLP, DenseMLP, GatedMLP
 from .norms import NORMS_OF_THIS_PACKAGE
 from .paged_attention import RequestBatch, RequestLayer
-from .positions import Rotation, apply_rotary
+from .positions import Rotation, rotary_of
 
 
 class FlatLayer:
@@ -31,8 +32,8 @@ class FlatLayer:
         self.place, self.kind, self.index = layer.place, layer.layer_type, attention.layer_idx
         self.scale, self.residual = attention.scaling, layer.residual_multiplier
         self.head_dim, self.clip, self.interleaved = attention.head_dim, attention.clip, attention.interleaved
-        self.input_norm = None if isinstance(layer.input_layernorm, nn.Identity) else layer.input_layernorm.forward
-        self.middle_norm = layer.post_attention_layernorm.forward
+        self.input_norm = None if isinstance(layer.input_layernorm, nn.Identity) else layer.input_layernorm
+        self.middle_norm = layer.post_attention_layernorm
         self.q_norm, self.k_norm = (
             None if norm is None else norm.forward for norm in (attention.q_norm, attention.k_norm)
         )
@@ -40,11 +41,12 @@ class FlatLayer:
         self.qkv, self.out, self.up, self.down = (products[name] for name in ("qkv", "out", "up", "down"))
         shared = self.qkv.sizes[1] // self.head_dim
         self.heads = self.qkv.sizes[0] // self.head_dim, shared, shared
+        self.both = self.heads[0] + shared, shared
         self.act_fn, self.limit = mlp.act_fn, mlp.limit
         self.combine = mlp.combine if mlp.has_gate else None
-        self.pair = mlp.up_proj.out_features
+        self.pair = 2 * [mlp.up_proj.out_features]
 
-    def attend(self, states: torch.Tensor, rotation: Rotation | None, mask: Any, cached: Any) -> torch.Tensor:
+    def attend(self, states: torch.Tensor, rotate: Callable | None, mask: Any, cached: Any) -> torch.Tensor:
         """[batch, length, hidden_size] -> the same; `GroupedQueryAttention.forward`."""
         batch, length, _ = states.shape
         heads = self.qkv(states)  # [batch, length, (heads + 2 kv_heads) * head_dim]
@@ -52,21 +54,17 @@ class FlatLayer:
             heads = heads.view(batch, -1, 1, self.head_dim)
         else:
             heads = heads.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        query_heads, shared, _ = self.heads
         if self.q_norm is None and self.k_norm is None and self.clip is None:
-            both = heads[:, : query_heads + shared]
-            value = heads[:, query_heads + shared :]
-            if rotation is not None:
-                both = apply_rotary(both, *rotation, self.interleaved)
-            query, key = both[:, :query_heads], both[:, query_heads:]
+            both, value = heads.split_with_sizes(self.both, dim=1)
+            query, key = (both if rotate is None else rotate(both)).split_with_sizes(self.heads[:2], dim=1)
         else:
-            query, key, value = heads.split(self.heads, dim=1)
+            query, key, value = heads.split_with_sizes(self.heads, dim=1)
             query, key = (x if norm is None else norm(x) for x, norm in ((query, self.q_norm), (key, self.k_norm)))
             if self.clip is not None:
                 query, key, value = (x.clamp(-self.clip, self.clip) for x in (query, key, value))
-            if rotation is not None:
-                query = apply_rotary(query, *rotation, self.interleaved)
-                key = apply_rotary(key, *rotation, self.interleaved)
+            if rotate is not None:
+                query, key = rotate(query), rotate(key)
+        shared = self.heads[1]
         if type(cached) is RequestLayer:
             output = cached.attend(query.reshape(batch, shared, -1, self.head_dim), key, value, mask, self.scale)
             return self.out(output.reshape(batch, 1, -1))
@@ -84,15 +82,37 @@ class FlatLayer:
         inner = self.up(states)
         if self.combine is None:
             return self.down(self.act_fn(inner))
-        gate, up = inner.split(self.pair, dim=-1)
+        gate, up = inner.split_with_sizes(self.pair, dim=-1)
         return self.down(self.combine(gate, up, self.act_fn, self.limit))
 
-    def __call__(self, states: torch.Tensor, rotation: Rotation | None, mask: Any, cached: Any) -> torch.Tensor:
+    def __call__(self, states: torch.Tensor, rotate: Callable | None, mask: Any, cached: Any) -> torch.Tensor:
         """`PreNormLayer.forward`."""
-        added = self.attend(states if self.input_norm is None else self.input_norm(states), rotation, mask, cached)
+        single = states.shape[0] == states.shape[1] == 1
+        normed = states
+        if self.input_norm is not None:
+            normed = self.input_norm.of_row(states) if single else self.input_norm.forward(states)
+        added = self.attend(normed, rotate, mask, cached)
         states = states + (added if self.residual == 1 else added * self.residual)
-        added = self.feed(self.middle_norm(states))
+        added = self.feed(self.middle_norm.of_row(states) if single else self.middle_norm.forward(states))
         return states + (added if self.residual == 1 else added * self.residual)
+
+
+def run_flat(
+    layers: Sequence[FlatLayer], states: torch.Tensor, rotations: Mapping[Any, Rotation], masks: Any, cache: Any
+) -> torch.Tensor:
+    """[batch, length, hidden_size] -> the same, behind all layers.
+
+    Args:
+        rotations: by place; masks: by type of layer.
+    """
+    ways: dict[tuple[int, bool], Callable] = {}  # layers share their rotations
+    for layer, cached in zip(layers, cache.layers, strict=True):
+        rotate = None
+        if (rotation := rotations.get(layer.place)) is not None:
+            key = id(rotation), layer.interleaved
+            rotate = ways.get(key) or ways.setdefault(key, rotary_of(rotation, layer.head_dim, layer.interleaved))
+        states = layer(states, rotate, masks[layer.kind], cached)
+    return states
 
 
 def flat_layers(stack: Any, states: torch.Tensor, cache: Any) -> list[FlatLayer] | None:

@@ -23,6 +23,8 @@ class Room:
     def __init__(self) -> None:
         self.buffer: torch.Tensor | None = None
         self.end = 0  # of what was written into it
+        # What `append` gave last and where it begins: held again, nothing has to be looked up.
+        self.last: tuple[torch.Tensor | None, int] = None, 0
 
     def append(self, held: torch.Tensor, new: torch.Tensor, longest: int | None) -> torch.Tensor:
         """`held` [batch, heads, past, width] followed by `new` [batch, heads, length, width], as one view.
@@ -30,6 +32,8 @@ class Room:
         Args:
             longest: no buffer needs more tokens than this, unless more are there.
         """
+        if held is self.last[0] and (grown := self._behind_last(new)) is not None:
+            return grown
         past = held.shape[-2] if held.numel() else 0
         need, start = past + new.shape[-2], self.place_of(held) if past else 0
         if past and held.shape[:2] != new.shape[:2]:
@@ -46,7 +50,25 @@ class Room:
         start = start or 0
         buffer[:, :, start + past : start + need] = new
         self.end = start + need
-        return buffer[:, :, start : start + need]
+        grown = buffer[:, :, start : start + need]
+        self.last = grown, start
+        return grown
+
+    def _behind_last(self, new: torch.Tensor) -> torch.Tensor | None:
+        """What was given last, followed by `new`; None: there is no room, something else stands there, or it is of
+        another kind."""
+        buffer: Any = self.buffer
+        last: Any
+        (last, start), length = self.last, new.shape[2]
+        place = start + last.shape[2]
+        end = place + length
+        if buffer is None or place != self.end or end > buffer.shape[2] or self._is_foreign(new):
+            return None
+        buffer.narrow(2, place, length).copy_(new)
+        self.end = end
+        grown = buffer.narrow(2, start, end - start)
+        self.last = grown, start
+        return grown
 
     def reorder(self, held: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The rows of `held` in another order, in the same place."""

@@ -16,7 +16,7 @@ from transformers.utils.output_capturing import capture_outputs, maybe_install_c
 
 from .cache_layers import held_by
 from .configuration_anyformer import AnyformerConfig
-from .flat_step import flat_layers
+from .flat_step import flat_layers, run_flat
 from .growing_cache import GrowingCache
 from .masks import (
     attention_masks,
@@ -216,9 +216,7 @@ class AnyformerStack(AnyformerPreTrainedModel):
         layer: Any
         flat = flat_layers(self, hidden_states, cache)
         if flat is not None:
-            own: Any = cache
-            for layer, cached in zip(flat, own.layers, strict=True):
-                hidden_states = layer(hidden_states, rotations.get(layer.place), masks[layer.kind], cached)
+            hidden_states = run_flat(flat, hidden_states, rotations, masks, cache)
         for index, layer in enumerate(() if flat is not None else self.layers):
             # What has a gradient goes in by position: reentrant checkpointing cuts only that off from the graph.
             hidden_states = layer(

@@ -5,7 +5,7 @@ Every kind is a `PositionEmbedding`; each overrides the one method in which it a
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -308,6 +308,17 @@ def _quarter_turn(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
         return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)
+
+
+def rotary_of(rotation: Rotation, head_dim: int, interleaved: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`apply_rotary` by one rotation, for many layers' heads [batch, heads, length, head_dim]; for inference."""
+    cos, sin = rotation
+    if interleaved or cos.shape[-1] != head_dim:
+        return lambda x: apply_rotary(x, cos, sin, interleaved)
+    half = head_dim // 2
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)  # so that the halves need only change places
+    return lambda x: torch.addcmul(x * cos, x.roll(half, -1), signed)
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:

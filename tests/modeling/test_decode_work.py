@@ -187,8 +187,8 @@ def test_biases_of_one_query_are_made_once_for_all_layers(build, kind, dtype):
 
 # What a layer may call: of torch, and functions of Python. The first two run flat, the others through the modules.
 MOST_A_LAYER = {
-    "grouped": (54, 40),
-    "window and full": (55, 47),
+    "grouped": (44, 38),
+    "window and full": (45, 45),
     "latent": (100, 250),
     "experts": (110, 230),
     "two": (95, 320),
