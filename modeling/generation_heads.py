@@ -140,6 +140,8 @@ class GenerationHead(
             own = Int8Cache(self.config)
         elif type(own) is DynamicCache and not own.offloading:
             own = GrowingCache(self.config, longest=max_cache_length)
+            # Where `max_length` counts the prompt too, its share is not known here.
+            GENERATION.expect(generation_config.max_new_tokens or 0)
         if generation_config.is_assistant:  # the tokens that are refused are taken back
             own.activate_past_recording()
         # The library sizes the encoder's part by the decoder's windows, which would cut its keys.

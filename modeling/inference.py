@@ -26,8 +26,10 @@ from .plain import is_plain
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 FEW_ROWS = 64
 # Single steps of a text after which copies of weights are made: they cost what they save in about as many. Behind a
-# long prompt they are made at once, as its time is many times theirs.
+# long prompt they are made at once, as its time is many times theirs, and where an answer may become long: few end
+# before what they would have saved.
 STEPS_BEFORE_COPIES = 12
+LONG_ANSWER = 64
 SMALLEST = 1 << 16  # values of a weight: below it the call itself is what takes time
 
 
@@ -96,13 +98,13 @@ class Product:
 
     Args:
         layers: of one type; `is_plain`.
-        room: takes a number of bytes and says whether they may be used for a copy.
+        prepared: says when copies are made, and whether there is room.
     """
 
-    def __init__(self, layers: Sequence[Any], room: Callable[[int], bool]) -> None:
+    def __init__(self, layers: Sequence[Any], prepared: "Prepared") -> None:
         self.weights, self.biases = [x.weight for x in layers], [x.bias for x in layers]
         self.sizes = [x.out_features for x in layers]
-        self.room, self.asked = room, 0
+        self.prepared, self.asked = prepared, 0
         self.dtype, large = self.weights[0].dtype, min(w.numel() for w in self.weights) >= SMALLEST
         by_onednn = large and self.dtype is torch.float32 and is_faster(self.dtype)
         self.without_copy = linear if by_onednn else nn.functional.linear
@@ -127,7 +129,7 @@ class Product:
     def _of_layers(self, states: torch.Tensor) -> list[torch.Tensor]:
         """Without a copy, which is made when it has been missed often enough."""
         self.asked += 1
-        if self.may_copy and self.asked > STEPS_BEFORE_COPIES:
+        if self.may_copy and self.asked > self.prepared.steps_before_copies:
             self._copy(states.shape[:-1].numel())
         return [self.without_copy(states, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
 
@@ -136,7 +138,7 @@ class Product:
         self.asked, kind = 0, kind_of_copy(self.dtype, rows)
         if kind is None:  # for other numbers of rows there may be one
             return
-        if not self.room(sum(w.nbytes for w in self.weights)):
+        if not self.prepared.take(sum(w.nbytes for w in self.weights)):
             self.may_copy = False
             return
         self.copy = None  # which served one row, while drafts bring several
@@ -150,7 +152,13 @@ class Prepared:
     """What is prepared for one `generate`, each with what it was made of, so that no other object gets its `id`."""
 
     def __init__(self) -> None:
+        self.steps_before_copies = STEPS_BEFORE_COPIES
         self.forget()
+
+    def expect(self, tokens: int) -> None:
+        """An answer may have so many tokens."""
+        if tokens >= LONG_ANSWER:
+            self.steps_before_copies = 1  # a short prompt counts as one
 
     def forget(self) -> None:
         """Prepare all anew: weights have changed, or will."""
@@ -192,6 +200,10 @@ class Generation:
         """Whether text is generated here and now."""
         return self._current.get() is not None
 
+    def expect(self, tokens: int) -> None:
+        """An answer that is generated here and now may have so many tokens."""
+        self._now.expect(tokens)
+
     def prepared(self, owner: Any, make: Callable[[Any], Any]) -> Any:
         """What `make` makes of its owner, once."""
         parts = self._now.parts
@@ -204,7 +216,7 @@ class Generation:
         now, key = self._now, tuple(map(id, layers))
         if key not in now.products:
             fits = all(map(is_plain, layers)) and len({x.weight.dtype for x in layers}) == 1
-            now.products[key] = layers, Product(layers, now.take) if fits else None
+            now.products[key] = layers, Product(layers, now) if fits else None
         return now.products[key][1]
 
     @property

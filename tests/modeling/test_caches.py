@@ -298,7 +298,13 @@ def test_a_copy_for_one_row_gives_way_to_one_for_several(monkeypatch):
     monkeypatch.setattr(inference, "sorting_is_faster", lambda dtype: True)
     layer = torch.nn.Linear(512, 256)
     asked: list[int] = []
-    product = inference.Product([layer], lambda size: not asked.append(size))
+
+    def prepared(fits):
+        made = inference.Prepared()
+        made.take = lambda size: fits and not asked.append(size)
+        return made
+
+    product = inference.Product([layer], prepared(fits=True))
     kinds = []
     for rows in (1, 1, 1, 1, 4, 1, 4, 4, 4, 1):
         states = torch.randn(rows, 512, generator=torch.Generator().manual_seed(rows))
@@ -307,10 +313,35 @@ def test_a_copy_for_one_row_gives_way_to_one_for_several(monkeypatch):
     none, columns, in_order = ["NoneType"] * 2, ["Columns"] * 5, ["Sorted"] * 3
     assert kinds == [*none, *columns, *in_order]
     assert asked == [layer.weight.nbytes] * 2
-    full = inference.Product([layer], lambda size: False)
+    full = inference.Product([layer], prepared(fits=False))
     for _ in range(5):
         full(states)
     assert full.copy is None
+
+
+@pytest.mark.skipif(not cpu_kernels.HAS_ONEDNN, reason="torch was built without oneDNN")
+@pytest.mark.parametrize(("longest", "steps"), [(inference.LONG_ANSWER - 1, inference.STEPS_BEFORE_COPIES), (64, 1)])
+def test_copies_are_made_at_once_where_an_answer_may_become_long(tiny, monkeypatch, longest, steps):
+    monkeypatch.setattr(inference, "SMALLEST", 1)
+    monkeypatch.setattr(inference, "kind_of_copy", lambda dtype, rows: inference.Sorted)
+    made = []
+    monkeypatch.setattr(
+        inference, "sorted_copy", lambda *weights: made.append(step) or cpu_kernels.sorted_copy(*weights)
+    )
+    step = 0
+
+    class Counts(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            nonlocal step
+            step += 1
+            return torch.full((len(input_ids),), step == inference.STEPS_BEFORE_COPIES + 3)
+
+    model = tiny(max_position_embeddings=256)
+    criteria = StoppingCriteriaList([Counts()])
+    model.generate(
+        torch.tensor([[5, 6, 7]]), max_new_tokens=longest, min_new_tokens=longest, stopping_criteria=criteria
+    )
+    assert set(made) == {steps}
 
 
 def test_a_step_is_flat_where_it_may_be_and_only_there(tiny):
