@@ -17,6 +17,8 @@ class Setting:
         dtype: of the weights, by name.
         mixed: what products are computed in under autocast; "no": in the type of the weights.
         adapter, quantization: sections of a recipe.
+        loss: what a step computes: "model": the model's own loss; "log_probs": those of answers, by TRL's fused head;
+            "logits": likelihood of the first half of the rows and log-probabilities of all; "answers": those alone.
         optimizer: as `train.optim` names it.
         batch: rows of a forward pass; accumulation: passes of a step.
         length: tokens of a row; source: of the encoder's, where there is one.
@@ -35,6 +37,7 @@ class Setting:
     mixed: Literal["no", "bfloat16", "float16"] = "no"
     adapter: AdapterSection = field(default_factory=NoAdapter)
     quantization: Quantization | None = None
+    loss: Literal["model", "log_probs", "logits", "answers"] = "model"
     optimizer: str = "adamw_torch_fused"
     batch: int = 8
     accumulation: int = 1

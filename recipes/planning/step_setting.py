@@ -16,6 +16,8 @@ from .subject import LENGTH, Subject
 
 # Objectives whose step is the model's own loss of a batch.
 EXACT = ("pretrain", "sft", "mlm", "mlm-nsp", "seq2seq", "classify", "token-classify", "reward")
+# What a step of the others computes, as `Setting.loss` names it.
+LOSSES = {"dpo": "log_probs", "kto": "log_probs", "orpo": "logits", "cpo": "logits", "simpo": "answers"}
 # Those that read two answers a row.
 PAIRS = ("reward", "dpo", "orpo", "cpo", "simpo")
 # Those whose step is of another model.
@@ -72,12 +74,13 @@ def setting_of(
     remarks, rows = [], _rows(recipe, device.count, batch)
     target, source = _lengths(subject, length)
     per_row = 2 if kind in PAIRS else 1
-    if kind in PAIRS and kind not in EXACT:
+    loss = LOSSES.get(kind, "model")
+    if kind in ("dpo", "kto"):
         remarks.append(
-            f"the trainer of objective {kind} has a head of its own, which takes more memory than the model's loss "
-            "that is planned here"
+            f"objective {kind} also reads its rows with the model as it was before training: a forward pass more than "
+            "is counted here, and a copy of the weights where one is kept"
         )
-    elif kind not in EXACT:
+    elif kind not in EXACT and kind not in LOSSES:
         remarks.append(
             f"a step of objective {kind} does more than learn from its batch: what it samples or compares with is not "
             "in these figures"
@@ -98,6 +101,7 @@ def setting_of(
         mixed=_mixed(recipe, device),  # type: ignore[arg-type]
         adapter=recipe.adapter,
         quantization=recipe.model.quantization,
+        loss=loss,  # type: ignore[arg-type]
         optimizer=optimizer,
         batch=rows[0] * per_row,
         accumulation=rows[1],

@@ -136,6 +136,8 @@ class Ledger(TorchDispatchMode):
                 return value.constant.item()
             answer = self._answers.get(value.untyped_storage()._cdata, True)
             return answer if value.dtype == torch.bool else 1.0 if value.is_floating_point() else 1
+        if func is aten.scatter_add.default:  # of the gradient of `gather`, in place but for tensors of other classes
+            return aten.scatter_add_.default(*args)
         if func is aten._grouped_mm.default:  # whose check without storage takes 16 bits alone
             left, right = args[0], args[1]
             if left.dim() == 2 and right.dim() == 2:
@@ -224,6 +226,8 @@ def try_step(setting: Setting, extra: int = 0) -> Trial:
     """
     fake = build(setting, extra)
     fake.model.train()
+    if setting.loss == "log_probs":
+        _fuse_head(fake.model)
     if setting.checkpointing == "layers":
         fake.model.gradient_checkpointing_enable({"use_reentrant": False})
         if setting.adapter.kind not in ("none", "freeze"):
@@ -239,6 +243,15 @@ def try_step(setting: Setting, extra: int = 0) -> Trial:
             _pass(trial, setting, ledger)
             _update(trial, setting, ledger)
     return trial
+
+
+def _fuse_head(model: Any) -> None:
+    """As TRL's trainers of DPO and KTO do."""
+    from peft import PeftModel
+    from trl.trainer.utils import add_fused_lm_head
+
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    add_fused_lm_head(base, outputs=("log_probs", "entropy", "mean_logits"))
 
 
 class _Marks:
@@ -303,7 +316,24 @@ def _marked(cls: type, marks: _Marks, key: tuple[int, int], ends: bool) -> type:
 
 def _loss(model: Any, setting: Setting) -> torch.Tensor:
     """What a trainer's step computes on a batch: the loss, while the outputs exist no longer."""
-    device = torch.device("cpu")
+    arguments = _batch(setting)
+    mixed = setting.mixed != "no"
+    dtype = getattr(torch, setting.mixed) if mixed else torch.bfloat16
+    with torch.autocast("cpu", dtype=dtype, enabled=mixed):
+        outputs = model(**arguments)
+    if setting.head == "base":
+        return outputs.last_hidden_state.float().sum()
+    if setting.loss in ("logits", "answers"):
+        logits = outputs.logits.float() if mixed else outputs.logits
+        return _of_whole_logits(logits, arguments["input_ids"], likelihood=setting.loss == "logits")
+    if mixed:  # Accelerate hands out what the model gives in fp32
+        held = [value.float() for value in outputs.values() if _is_narrow(value)]
+        del held
+    return (outputs["log_probs"].sum() if setting.loss == "log_probs" else outputs["loss"]).float()
+
+
+def _batch(setting: Setting) -> dict[str, Any]:
+    """Arguments of the model."""
     rows = torch.ones(setting.batch, setting.length, dtype=torch.long)
     arguments: dict[str, Any] = {"input_ids": rows, "attention_mask": torch.ones_like(rows), "labels": rows}
     if setting.head == "seq2seq_lm":
@@ -315,20 +345,27 @@ def _loss(model: Any, setting: Setting) -> torch.Tensor:
         arguments["next_sentence_label"] = torch.ones(setting.batch, dtype=torch.long)
     elif setting.head == "base":
         del arguments["labels"]
-    if setting.head in ("causal_lm", "masked_lm", "seq2seq_lm", "pretraining"):
+    if setting.loss == "log_probs":
+        arguments["fused_lm_head"] = True
+    elif setting.loss in ("logits", "answers"):
+        del arguments["labels"]
+    elif setting.head in ("causal_lm", "masked_lm", "seq2seq_lm", "pretraining"):
         arguments["num_items_in_batch"] = torch.ones((), dtype=torch.long)
     if setting.head in ("causal_lm", "seq2seq_lm"):
         arguments["use_cache"] = False
-    mixed = setting.mixed != "no"
-    dtype = getattr(torch, setting.mixed) if mixed else torch.bfloat16
-    with torch.autocast(device.type, dtype=dtype, enabled=mixed):
-        outputs = model(**arguments)
-    if setting.head == "base":
-        return outputs.last_hidden_state.float().sum()
-    if mixed:  # Accelerate hands out what the model gives in fp32
-        held = [value.float() for value in outputs.values() if _is_narrow(value)]
-        del held
-    return outputs["loss"].float()
+    return arguments
+
+
+def _of_whole_logits(logits: torch.Tensor, rows: torch.Tensor, *, likelihood: bool) -> torch.Tensor:
+    """What TRL's trainers of ORPO, CPO and SimPO compute of the logits [rows, length, vocabulary]; chosen answers come
+    first."""
+    from trl.trainer.utils import selective_log_softmax
+
+    chosen, loss = logits[: len(rows) // 2], logits.new_zeros(())
+    if likelihood:
+        labels = rows[: len(rows) // 2, 1:].contiguous().view(-1)
+        loss = nn.functional.cross_entropy(chosen[:, :-1].contiguous().view(-1, logits.shape[-1]), labels)
+    return loss + selective_log_softmax(logits[:, :-1], rows[:, 1:]).sum()
 
 
 def _is_narrow(value: Any) -> bool:

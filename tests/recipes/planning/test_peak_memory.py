@@ -83,6 +83,15 @@ def pairs(source: str, target: str) -> str:
     return "".join(f'{{"{source}": "{text}", "{target}": "{text}"}}\n' for text in lengths)
 
 
+def preferences() -> str:
+    """Rows of two lengths, of which the chosen answer is the longer one in half."""
+    rows = []
+    for number in range(40):
+        chosen, rejected = (TEXT * 2, TEXT[::-1]) if number % 2 else (TEXT, TEXT[::-1] * 2)
+        rows.append({"prompt": TEXT, "chosen": chosen, "rejected": rejected})
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 PAIRS, SOURCES = pairs("prompt", "completion"), pairs("source", "target")
 CLASSES = "".join(f'{{"text": "{TEXT * (3 if i % 2 else 2)}", "label": "{i % 3}"}}\n' for i in range(40))
 PRETRAIN = "{kind: pretrain, max_length: 128, packing: blocks}"
@@ -119,11 +128,18 @@ SETTINGS = {
 }
 
 
+def tokens_of(row) -> int:
+    if "input_ids" in row:
+        return len(row["input_ids"])
+    answers = [ids for name, ids in row.items() if name.endswith("_ids") and name != "prompt_ids"]
+    return len(row["prompt_ids"]) + max(map(len, answers))
+
+
 def check(recipe):
     if recipe.model.quantization:
         pytest.importorskip("bitsandbytes")
     peak, prepared = measured(recipe)
-    memory = predicted(recipe, prepared, max(len(row["input_ids"]) for row in prepared.train.dataset))
+    memory = predicted(recipe, prepared, max(map(tokens_of, prepared.train.dataset)))
     assert peak > 10e6  # far above what a trainer's own tensors take
     assert memory.peak == pytest.approx(peak, rel=0.05)
 
@@ -140,6 +156,13 @@ OTHERS = {
     "masked tokens": ({"architecture": "encoder"}, "{kind: mlm, max_length: 128}", TEXTS, []),
     "classes": ({}, "{kind: classify}", CLASSES, []),
     "two stacks": (BOTH, "{kind: seq2seq}", SOURCES, []),
+    "preferences": ({}, "{kind: dpo}", preferences(), []),
+    "preferences, lora": ({}, "{kind: dpo}", preferences(), ["adapter.kind=lora"]),
+    "single answers": ({}, "{kind: kto}", preferences(), []),
+    "odds": ({}, "{kind: orpo}", preferences(), []),
+    "odds, lora in 16 bits": ({}, "{kind: orpo}", preferences(), ["adapter.kind=lora", "model.dtype=bfloat16"]),
+    "contrast, autocast": ({}, "{kind: cpo}", preferences(), ["train.bf16=true"]),
+    "lengths": ({}, "{kind: simpo}", preferences(), []),
     "two stacks, checkpointing": (BOTH, "{kind: seq2seq}", SOURCES, ["train.gradient_checkpointing=true"]),
 }
 
