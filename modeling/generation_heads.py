@@ -14,6 +14,7 @@ from transformers.utils import can_return_tuple
 
 from .cache_layers import CroppableEncoderDecoderCache
 from .configuration_anyformer import AnyformerConfig
+from .generation_checks import check_asked
 from .growing_cache import GrowingCache
 from .head_base import shift_right
 from .inference import GENERATION
@@ -49,7 +50,8 @@ class GenerationHead(
     """What `generate` needs of a head."""
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base class."""
+        """As the base class; what can be nothing is refused first, see `check_asked`."""
+        check_asked(self, args, kwargs)
         with GENERATION.begun():
             return super().generate(*args, **kwargs)
 

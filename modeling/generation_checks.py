@@ -1,0 +1,45 @@
+"""What is asked of `generate` and can be nothing: told before the library stumbles over it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+COUNTS = ("num_beams", "num_return_sequences", "prompt_lookup_num_tokens", "max_matching_ngram_size")
+
+
+def check_asked(model: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+    """Look at the arguments of `model.generate`.
+
+    Raises:
+        ValueError: a count below 1, a drafter that is no model, tokens that are none of the vocabulary, or none at all.
+    """
+    for name in COUNTS:
+        value = options.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{name}={value!r}: a number from 1 (or leave it out)")
+    drafter = options.get("assistant_model")
+    if drafter is not None and not callable(getattr(drafter, "forward", None)):
+        raise ValueError(
+            f"assistant_model={drafter!r}: a loaded model or drafter, as "
+            "`AutoModelForCausalLM.from_pretrained` and `AnyformerDrafter.from_pretrained` give"
+        )
+    tokens = args[0] if args else options.get("inputs", options.get("input_ids"))
+    if isinstance(tokens, torch.Tensor) and options.get("inputs_embeds") is None:
+        _check_tokens(tokens, model.config.vocab_size)
+
+
+def _check_tokens(tokens: torch.Tensor, vocabulary: int) -> None:
+    if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.dim() != 2:
+        raise ValueError(
+            f"the prompt is a tensor of {tokens.dtype} and shape {(*tokens.shape,)}: token ids are whole numbers, "
+            "[batch, length]; embeddings go into inputs_embeds"
+        )
+    if not tokens.numel():
+        raise ValueError(f"the prompt has shape {(*tokens.shape,)}: at least one text of one token is needed")
+    least, most = (int(x) for x in tokens.aminmax())
+    if least < 0 or most >= vocabulary:
+        raise ValueError(
+            f"the prompt holds token {least if least < 0 else most}, and the vocabulary goes from 0 to "
+            f"{vocabulary - 1}: was it made by another tokenizer?"
+        )
