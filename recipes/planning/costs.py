@@ -11,7 +11,7 @@ from .flops import Flops, flops_of
 from .memory import Memory, Step, step_of
 from .optimum import Optimum, optimum_of
 from .setting import Setting
-from .step_setting import Device, setting_of
+from .step_setting import AskedOfStep, Device, setting_of
 from .subject import Subject
 from .units import BYTES
 
@@ -122,16 +122,14 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(AskedOfStep):
     """What the command line asks beside the recipe.
 
     Attributes:
-        batch, length: of a forward pass, instead of the recipe's. context: tokens of a text that is generated.
+        context: tokens of a text that is generated.
         tokens: of the whole run. throughput: tokens a second, over all devices. peak: FLOP/s of one device.
     """
 
-    batch: int | None = None
-    length: int | None = None
     context: int | None = None
     tokens: float | None = None
     throughput: float | None = None
@@ -167,7 +165,7 @@ def costs_of(subject: Subject, device: Device, asked: Asked) -> Costs:
         cache=_cache(config, asked.context),
         run=run,
         optimum=optimum_of(parameters.active, run.tokens) if by_law else None,
-        fit=None if device.memory is None else fit_of(step, device.memory),
+        fit=None if device.memory is None else fit_of(subject, device, AskedOfStep(asked.batch, asked.length), step),
         device=device,
         remarks=(*subject.remarks, *assumed, *_beyond(config, asked.context)),
     )

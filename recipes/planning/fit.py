@@ -1,21 +1,27 @@
-"""What would make a step fit into a device, the cheapest first."""
+"""What would make a step fit into a device, the cheapest first.
 
-import copy
+Each change is the words that are typed behind `anyformer plan`, and is planned by reading these: what is proposed is
+what a plan with them finds.
+"""
+
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..errors import UserError
-from ..schema.recipe import adapter_model
-from ..schema.sections import Quantization
+from ..schema.sections import GLOBAL_BATCH
 from .memory import Step, step_of
 from .setting import Setting
+from .step_setting import AskedOfStep, Device, setting_of
+from .subject import Subject
 from .units import gigabytes
 
 # Of a device's memory: what the library and its kernels take for themselves, and what an allocator cannot join.
 MARGIN = 0.06
 _MOST_DEVICES = 65536
-Apply = Callable[[Setting], Setting | None]
+LEAST_GAIN = 0.98
+_SHORTEST = 256  # tokens of a row
+Words = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -23,16 +29,17 @@ class Change:
     """A change of a setting.
 
     Attributes:
-        name: in words; override: as the command line takes it.
-        cost: what it costs, in words.
-        apply: the changed setting; None where there is nothing to change.
-        frozen: most weights are no longer trained, which is another training.
+        name: in words; cost: what it costs, in words.
+        words: for the command line; None where there is nothing to change.
+        same: the training stays what it is. drastic: taken only where milder ones are not enough. frozen: most weights
+            are no longer trained, which is another training.
     """
 
     name: str
-    override: str
     cost: str
-    apply: Apply
+    words: Callable[["Plans", Setting], Words | None]
+    same: bool = False
+    drastic: bool = False
     frozen: bool = False
 
 
@@ -45,9 +52,9 @@ class Proposal:
         peak: bytes of one device.
     """
 
-    changes: tuple[str, ...]
-    overrides: tuple[str, ...]
-    costs: tuple[str, ...]
+    changes: Words
+    overrides: Words
+    costs: Words
     peak: int
     fits: bool
 
@@ -62,7 +69,8 @@ class Fit:
     Attributes:
         usable: bytes of a device without the margin.
         single: one change each, the cheapest first.
-        combined: where no single one is enough: the cheapest that are, together.
+        combined: several together that are enough: with the same weights trained on as many devices, with an adapter,
+            on more devices. Where nothing tried is enough, the one that comes nearest.
     """
 
     fits: bool
@@ -75,203 +83,227 @@ class Fit:
         return asdict(self)
 
 
-def fit_of(step: Step, memory: int) -> Fit:
-    """Whether a step fits into devices of `memory` bytes, and else what would make it fit."""
-    usable, peak = round(memory * (1 - MARGIN)), step.memory().peak
-    if peak <= usable:
-        return Fit(True, peak, usable)
-    tried = _Tried(step, usable)
-    single = [found for change in CHANGES if (found := tried.proposal([change])) is not None]
-    more = tried.devices([])
-    single += [more] if more is not None else []
-    combined: list[Proposal] = []
-    if not any(found.fits for found in single):
-        whole = [change for change in CHANGES if not change.frozen]
-        mild = [change for change in whole if change not in _DRASTIC]
-        found = tried.least(mild) or tried.least(whole)
-        combined = [found] if found is not None else []
-        for change in (change for change in CHANGES if change.frozen):
-            if (found := tried.least([*mild, change], needed=[change])) is not None:
-                combined.append(found)
-                break
-        if (found := tried.devices(_SAME)) is not None:
-            combined.append(found)
-    return Fit(False, peak, usable, tuple(single), tuple(combined))
+class Plans:
+    """Steps of a subject under words of the command line, each planned once.
 
+    Args:
+        step: without any; usable: bytes of a device.
+    """
 
-class _Tried:
-    """Settings that were tried, each once."""
+    def __init__(self, subject: Subject, device: Device, asked: AskedOfStep, step: Step, usable: int) -> None:
+        self.subject, self.device, self.asked, self.usable = subject, device, asked, usable
+        self._steps: dict[Words, Step | None] = {(): step}
+        self._subjects: dict[Words, Subject] = {}
 
-    def __init__(self, step: Step, usable: int) -> None:
-        self.setting, self.usable = step.setting, usable
-        self.peaks: dict[tuple[str, ...], int | None] = {(): step.memory().peak}
-
-    def peak(self, changes: Sequence[Change]) -> int | None:
-        """None where a change has nothing to change, or the model cannot have it."""
-        key = tuple(sorted(change.name for change in changes))
-        if key not in self.peaks:
-            self.peaks[key] = None
+    def step(self, words: Words) -> Step | None:
+        """None where the recipe or the model cannot have it."""
+        if words not in self._steps:
             try:
-                if (setting := _changed(self.setting, changes)) is not None:
-                    self.peaks[key] = step_of(setting).memory().peak
-            except UserError:  # an adapter that such a model cannot have
-                pass
-        return self.peaks[key]
+                setting = self._setting(words)
+                self._steps[words] = self._on_more_devices(words, setting) or step_of(setting)
+            except UserError:
+                self._steps[words] = None
+        return self._steps[words]
 
-    def proposal(self, changes: Sequence[Change]) -> Proposal | None:
-        peak = self.peak(changes)
-        if peak is None:
+    def _setting(self, words: Words) -> Setting:
+        options = dict(word.removeprefix("--").split(" ") for word in words if word.startswith("--"))
+        overrides = tuple(one for word in words if not word.startswith("--") for one in word.split(" "))
+        if overrides not in self._subjects:
+            self._subjects[overrides] = self.subject.changed(overrides)
+        device = replace(self.device, count=int(options.get("gpus", self.device.count)))
+        asked = {name: int(options[name]) if name in options else given for name, given in asdict(self.asked).items()}
+        return setting_of(self._subjects[overrides], device, **asked)[0]
+
+    def _on_more_devices(self, words: Words, setting: Setting) -> Step | None:
+        """The step on half as many, where only their number differs: what was tried there holds here."""
+        fewer = (*words[:-1], _devices(setting.gpus // 2))
+        known = self._steps.get(fewer) if words and words[-1] == _devices(setting.gpus) and setting.gpus > 2 else None
+        if known is None or (known.setting.batch, known.setting.accumulation) != (setting.batch, setting.accumulation):
             return None
-        return _proposed(changes, peak, peak <= self.usable)
+        return replace(known, setting=setting)
 
-    def least(self, changes: Sequence[Change], needed: Sequence[Change] = ()) -> Proposal | None:
-        """The changes without the dearest that are not needed; None where all of them do not make it fit."""
-        taken: list[Change] = list(needed)
+    def words(self, changes: Sequence[Change]) -> Words | None:
+        """Of all changes, one after another; None where one has nothing to change."""
+        words: Words = ()
         for change in changes:
-            if change not in taken and self._applies([*taken, change]):
+            step = self.step(words)
+            more = None if step is None else change.words(self, step.setting)
+            if more is None:
+                return None
+            words += more
+        return words
+
+    def proposal(self, changes: Sequence[Change], more: Words = ()) -> Proposal | None:
+        """None where one of the changes cannot be made."""
+        words = self.words(changes)
+        step = None if words is None else self.step(words + more)
+        if step is None:
+            return None
+        names, costs = tuple(change.name for change in changes), tuple(change.cost for change in changes)
+        if more:
+            names, costs = (*names, f"{step.setting.gpus} devices"), (*costs, "devices; weights are sent to and fro")
+        peak = step.memory().peak
+        return Proposal(names, (words or ()) + more, costs, peak, peak <= self.usable)
+
+    def applicable(self, changes: Sequence[Change]) -> list[Change]:
+        """Those that can be made one after another."""
+        taken: list[Change] = []
+        for change in changes:
+            words = self.words([*taken, change])
+            if words is not None and self.step(words) is not None:
                 taken.append(change)
-        if not self._fits(taken):
+        return taken
+
+    def least(self, changes: Sequence[Change], needed: Sequence[Change] = (), more: Words = ()) -> Proposal | None:
+        """The changes without the dearest that are not needed; None where all of them are not enough."""
+        taken = self.applicable([change for change in CHANGES if change in changes or change in needed])
+        found = self.proposal(taken, more)
+        if found is None or not found.fits or not set(needed) <= set(taken):
             return None
         for change in reversed([change for change in taken if change not in needed]):
             fewer = [one for one in taken if one is not change]
-            if fewer and self._fits(fewer):
-                taken = fewer
-        return self.proposal([change for change in CHANGES if change in taken])
+            if (fewer or more) and (less := self.proposal(fewer, more)) is not None and less.fits:
+                taken, found = fewer, less
+        return found
 
-    def _applies(self, changes: Sequence[Change]) -> bool:
-        return _changed(self.setting, changes) is not None
-
-    def _fits(self, changes: Sequence[Change]) -> bool:
-        peak = self.peak(changes)
-        return peak is not None and peak <= self.usable
-
-    def devices(self, changes: Sequence[Change]) -> Proposal | None:
-        """The least number of devices, doubled each time, that is enough, with as many of the changes as apply."""
-        setting = self.setting
-        taken: list[Change] = []
-        for change in changes:
-            changed = change.apply(setting)
-            if changed is not None:
-                setting, taken = changed, [*taken, change]
-        step = step_of(setting.but(gpus=2 * max(setting.gpus, 1)))
-        while step.setting.gpus <= _MOST_DEVICES:
-            peak, count = step.memory().peak, step.setting.gpus
-            if peak <= self.usable:
-                more = Change(f"{count} devices", f"--gpus {count}", "devices; weights are sent to and fro", _same)
-                return _proposed([*taken, more], peak, True)
-            step = Step(step.setting.but(gpus=2 * count), step.tried, step.trial, step.more)
+    def devices(self, changes: Sequence[Change], needed: Sequence[Change] = ()) -> Proposal | None:
+        """The least number of devices, doubled each time, that is enough with the changes, and those that it needs."""
+        wanted = [change for change in CHANGES if change in changes or change in needed]
+        taken, number, before = self.applicable(wanted), 2 * self.device.count, float("inf")
+        while number <= _MOST_DEVICES and (all_of_them := self.proposal(taken, (_devices(number),))) is not None:
+            if all_of_them.fits:
+                return self.least(taken, needed, (_devices(number),))
+            if all_of_them.peak > LEAST_GAIN * before:  # what each holds by itself is too much
+                break
+            before, number = all_of_them.peak, 2 * number
         return None
 
-
-def _proposed(changes: Sequence[Change], peak: int, fits: bool) -> Proposal:
-    names, overrides, costs = (
-        tuple(getattr(change, field) for change in changes) for field in ("name", "override", "cost")
-    )
-    return Proposal(names, overrides, costs, peak, fits)
-
-
-def _same(setting: Setting) -> Setting:
-    return setting
-
-
-def _changed(setting: Setting, changes: Sequence[Change]) -> Setting | None:
-    for change in changes:
-        changed = change.apply(setting)
-        if changed is None:
-            return None
-        setting = changed
-    return setting
+    def nearest(self, changes: Sequence[Change]) -> Proposal | None:
+        """All changes that can be made, with rows halved until they are enough or very short."""
+        taken = self.applicable(changes)
+        found = self.proposal(taken)
+        step = self.step(()) if found is None else self.step(found.overrides)
+        while found is not None and not found.fits and step is not None and step.setting.length > _SHORTEST:
+            shorter = _shorter(step.setting.length)
+            words = tuple(word for word in found.overrides if not word.startswith("--length")) + shorter
+            step = self.step(words)
+            if step is None:
+                break
+            peak = step.memory().peak
+            names = (*(one.name for one in taken), f"rows of {step.setting.length:,} tokens")
+            costs = (*(one.cost for one in taken), "longer texts are cut")
+            found = Proposal(names, words, costs, peak, peak <= self.usable)
+        return found
 
 
-def _with_config(setting: Setting, **fields: Any) -> Setting:
-    config = copy.deepcopy(setting.config)
-    for name, value in fields.items():
-        setattr(config, name, value)
-    return setting.but(config=config)
+def fit_of(subject: Subject, device: Device, asked: AskedOfStep, step: Step) -> Fit:
+    """Whether a step fits into the devices, whose memory is known, and else what would make it fit."""
+    usable, peak = round((device.memory or 0) * (1 - MARGIN)), step.memory().peak
+    if peak <= usable:
+        return Fit(True, peak, usable)
+    plans = Plans(subject, device, asked, step, usable)
+    single = [found for change in CHANGES if (found := plans.proposal([change])) is not None]
+    more = plans.devices([])
+    single += [more] if more is not None else []
+    return Fit(False, peak, usable, tuple(single), tuple(_combined(plans, single)))
 
 
-def _chunked(setting: Setting) -> Setting | None:
+def _combined(plans: Plans, single: Sequence[Proposal]) -> Iterator[Proposal]:
+    """What is enough together and cheaper than what is enough alone."""
+    enough = {found.changes[0] for found in single if found.fits}
+    alone = {kind: [c for c in CHANGES if c.frozen == kind and c.name in enough] for kind in (False, True)}
+    if alone[False]:
+        return
+    mild = [change for change in CHANGES if not change.frozen and not change.drastic]
+    adapters = [change for change in CHANGES if change.frozen]
+    found = [plans.least(mild) or plans.least([change for change in CHANGES if not change.frozen])]
+    if not alone[True]:
+        found.append(_first(plans.least(mild, needed=[adapter]) for adapter in adapters))
+        if found[-1] is None:
+            found.append(_first(plans.devices(mild, needed=[adapter]) for adapter in adapters))
+    found.append(plans.devices([change for change in CHANGES if change.same]))
+    if not any(found) and not enough:
+        found.append(plans.nearest([*mild, *adapters[-1:]]))
+    yield from (one for one in found if one is not None and len(one.changes) > 1)
+
+
+def _first(found: Iterator[Proposal | None]) -> Proposal | None:
+    return next((one for one in found if one is not None), None)
+
+
+def _devices(number: int) -> str:
+    return f"--gpus {number}"
+
+
+def _shorter(length: int) -> Words:
+    return (f"--length {max(length // 2, _SHORTEST)}",)
+
+
+def _chunked(plans: Plans, setting: Setting) -> Words | None:
     size = setting.config.loss_chunk_size
-    return _with_config(setting, loss_chunk_size=1024) if size == 0 or size > 1024 else None
+    chunks = setting.loss == "model" and (size == 0 or size > 1024)
+    return ("model.config.loss_chunk_size=1024",) if chunks else None
 
 
-def _fused(setting: Setting) -> Setting | None:
+def _fused(plans: Plans, setting: Setting) -> Words | None:
     config = setting.config
     able = not config.attention_sinks and config.attn_logit_softcapping is None
-    return setting.but(attention="sdpa") if setting.attention == "eager" and able else None
+    return ("model.attn_implementation=sdpa",) if setting.attention == "eager" and able else None
 
 
-def _mixed(setting: Setting) -> Setting | None:
-    return setting.but(mixed="bfloat16") if setting.mixed == "no" and setting.dtype == "float32" else None
+def _mixed(plans: Plans, setting: Setting) -> Words | None:
+    return ("train.bf16=true",) if setting.mixed == "no" and setting.dtype == "float32" else None
 
 
-def _one_row(setting: Setting) -> Setting | None:
-    if setting.batch == 1:
+def _one_row(plans: Plans, setting: Setting) -> Words | None:
+    """With as many rows a step as before."""
+    train, rows = plans.subject.recipe.train, setting.batch // setting.rows_of_one
+    if rows == 1:
         return None
-    return setting.but(batch=1, accumulation=setting.accumulation * setting.batch)
+    one = "train.per_device_train_batch_size=1" if plans.asked.batch is None else "--batch 1"
+    if GLOBAL_BATCH in train:  # which counts the passes itself
+        return (one,)
+    return one, f"train.gradient_accumulation_steps={setting.accumulation * rows}"
 
 
-def _checkpointed(setting: Setting) -> Setting | None:
-    return setting.but(checkpointing="layers") if setting.checkpointing == "none" else None
+def _checkpointed(plans: Plans, setting: Setting) -> Words | None:
+    return ("train.gradient_checkpointing=true",) if setting.checkpointing == "none" else None
 
 
-def _eight_bits(setting: Setting) -> Setting | None:
-    return setting.but(optimizer="adamw_bnb_8bit") if setting.optimizer.startswith("adamw_torch") else None
+def _eight_bits(plans: Plans, setting: Setting) -> Words | None:
+    wide = setting.optimizer in ("adamw_torch", "adamw_torch_fused")
+    return ("train.optim=adamw_bnb_8bit",) if wide else None
 
 
-def _narrow(setting: Setting) -> Setting | None:
+def _narrow(plans: Plans, setting: Setting) -> Words | None:
     trained = setting.adapter.kind == "none" and setting.dtype == "float32"
-    return setting.but(dtype="bfloat16", mixed="no") if trained else None
+    return ("model.dtype=bfloat16",) if trained else None
 
 
-def _lora(setting: Setting) -> Setting | None:
-    if setting.adapter.kind != "none":
-        return None
-    adapter: Any = adapter_model("lora").model_validate({"kind": "lora", "r": 16, "lora_alpha": 32})
-    return setting.but(adapter=adapter, dtype="bfloat16", mixed="bfloat16")
+def _lora(plans: Plans, setting: Setting) -> Words | None:
+    return ("adapter.kind=lora adapter.r=16 model.dtype=bfloat16",) if setting.adapter.kind == "none" else None
 
 
-def _qlora(setting: Setting) -> Setting | None:
+def _qlora(plans: Plans, setting: Setting) -> Words | None:
     if setting.quantization is not None or setting.adapter.kind not in ("none", "lora"):
         return None
-    options = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-    packed = Quantization.model_validate(options | {"bnb_4bit_compute_dtype": "bfloat16"})
-    adapted = setting if setting.adapter.kind == "lora" else _lora(setting)
-    return None if adapted is None else adapted.but(quantization=packed, dtype="bfloat16", mixed="bfloat16")
+    adapter = "" if setting.adapter.kind == "lora" else "adapter.kind=lora adapter.r=16 "
+    options = "load_in_4bit=true bnb_4bit_quant_type=nf4 bnb_4bit_use_double_quant=true bnb_4bit_compute_dtype=bfloat16"
+    packed = " ".join(f"model.quantization.{option}" for option in options.split(" "))
+    return (f"{adapter}{packed} model.dtype=bfloat16",)
 
 
-def _all() -> Iterator[Change]:
-    yield Change("loss in chunks", "model.config.loss_chunk_size=1024", "nothing", _chunked)
-    yield Change("attention without its scores", "model.attn_implementation=sdpa", "nothing", _fused)
-    yield Change("products in bf16", "train.bf16=true", "nothing: masters stay in fp32", _mixed)
-    yield Change(
-        "one row at a time",
-        "train.per_device_train_batch_size=1",
-        "little: as many rows a step by train.gradient_accumulation_steps",
-        _one_row,
-    )
-    yield Change(
-        "checkpointing", "train.gradient_checkpointing=true", "a second forward pass: about a third", _checkpointed
-    )
-    yield Change("8-bit optimiser", "train.optim=adamw_bnb_8bit", "coarser averages of gradients", _eight_bits)
-    yield Change("weights in bf16", "model.dtype=bfloat16", "small updates round away", _narrow)
-    yield Change("LoRA", "adapter.kind=lora adapter.r=16 model.dtype=bfloat16", "trains little beside", _lora, True)
-    yield Change(
-        "QLoRA",
-        "adapter.kind=lora model.quantization.load_in_4bit=true model.quantization.bnb_4bit_quant_type=nf4 "
-        "model.quantization.bnb_4bit_use_double_quant=true model.quantization.bnb_4bit_compute_dtype=bfloat16 "
-        "model.dtype=bfloat16",
-        "the base is rounded to 4 bits, and unpacked at each product",
-        _qlora,
-        True,
-    )
-
-
-CHANGES = tuple(_all())
-# Taken only where milder ones are not enough.
-_DRASTIC = [change for change in CHANGES if change.name == "weights in bf16"]
-# The same training in less memory: beside more devices nothing else is needed.
-_SAME = [change for change in CHANGES if change.cost.startswith(("nothing", "little", "a second"))]
+CHANGES = (
+    Change("loss in chunks", "nothing", _chunked, same=True),
+    Change("attention without its scores", "nothing", _fused, same=True),
+    Change("products in bf16", "nothing: masters stay in fp32", _mixed, same=True),
+    Change("one row at a time", "little: as many rows a step, one after another", _one_row, same=True),
+    Change("checkpointing", "a second forward pass: about a third", _checkpointed, same=True),
+    Change("8-bit optimiser", "coarser averages of gradients", _eight_bits),
+    Change("weights in bf16", "small updates round away", _narrow, drastic=True),
+    Change("LoRA", "trains little beside the model", _lora, frozen=True),
+    Change("QLoRA", "the base is rounded to 4 bits, and unpacked at each product", _qlora, frozen=True),
+)
 
 
 def verdict(fit: Fit, memory: int) -> str:

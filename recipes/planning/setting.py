@@ -20,7 +20,8 @@ class Setting:
         loss: what a step computes: "model": the model's own loss; "log_probs": those of answers, by TRL's fused head;
             "logits": likelihood of the first half of the rows and log-probabilities of all; "answers": those alone.
         optimizer: as `train.optim` names it.
-        batch: rows of a forward pass; accumulation: passes of a step.
+        batch: rows of a forward pass; rows_of_one: those that belong together, as two answers; accumulation: passes of
+            a step.
         length: tokens of a row; source: of the encoder's, where there is one.
         supervised: share of the tokens that have a label.
         padding: whether rows are of unequal length, or packed, so that attention needs a mask.
@@ -40,6 +41,7 @@ class Setting:
     loss: Literal["model", "log_probs", "logits", "answers"] = "model"
     optimizer: str = "adamw_torch_fused"
     batch: int = 8
+    rows_of_one: int = 1
     accumulation: int = 1
     length: int = 1024
     source: int = 0

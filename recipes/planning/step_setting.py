@@ -39,6 +39,18 @@ class Device:
     kind: str = "cpu"
 
 
+@dataclass(frozen=True)
+class AskedOfStep:
+    """What is asked of a step instead of the recipe's.
+
+    Attributes:
+        batch: rows of a forward pass on one device; length: tokens of a row.
+    """
+
+    batch: int | None = None
+    length: int | None = None
+
+
 def trainer_value(recipe: Recipe, name: str) -> Any:
     """A field of the trainer's config: the recipe's, else the objective's default, else the library's."""
     entry = OBJECTIVES[recipe.objective.kind]
@@ -104,6 +116,7 @@ def setting_of(
         loss=loss,  # type: ignore[arg-type]
         optimizer=optimizer,
         batch=rows[0] * per_row,
+        rows_of_one=per_row,
         accumulation=rows[1],
         length=target,
         source=source,

@@ -3,8 +3,8 @@
 import difflib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Subject:
         bare: no recipe was named.
         metrics: of a run's folder, if any.
         remarks: what was assumed.
+        read: reads the recipe anew, with more overrides.
     """
 
     name: str
@@ -48,6 +49,20 @@ class Subject:
     bare: bool = False
     metrics: dict[str, Any] | None = None
     remarks: tuple[str, ...] = ()
+    read: Callable[[Sequence[str]], Recipe] | None = None
+
+    def changed(self, overrides: Sequence[str]) -> "Subject":
+        """The same under more overrides.
+
+        Raises:
+            UserError: the recipe cannot have them.
+        """
+        if not overrides or self.read is None:
+            return self
+        recipe = self.read(overrides)
+        if any(one.startswith("model.config") for one in overrides):
+            return replace(self, recipe=recipe, config=config_of(recipe, own_vocabulary=self.bare)[0])
+        return replace(self, recipe=recipe)  # the config is the same, and slow to read from a file of weights
 
 
 def read_subject(name: str, overrides: Sequence[str] = (), *, stage: str | None = None) -> Subject:
@@ -68,10 +83,10 @@ def read_subject(name: str, overrides: Sequence[str] = (), *, stage: str | None 
         config = load_preset(preset)
         return _bare(name, {"preset": str(preset)}, config.get("architecture", "decoder"), overrides)
     if (path / RECIPE).is_file() and (path / METRICS).is_file():
-        recipe = recipe_of(str(path / RECIPE), overrides, None)
-        return _of_recipe(name, recipe, metrics=json.loads((path / METRICS).read_text(encoding="utf-8")))
+        metrics = json.loads((path / METRICS).read_text(encoding="utf-8"))
+        return _of_recipe(name, lambda more: recipe_of(str(path / RECIPE), [*overrides, *more], None), metrics)
     if find_pipeline(name) or _is_recipe(name, path):
-        return _of_recipe(name, recipe_of(name, overrides, stage))
+        return _of_recipe(name, lambda more: recipe_of(name, [*overrides, *more], stage))
     if (path / "config.json").is_file() or name.startswith(PACKAGE) or path.suffix == ".gguf" or _is_hub_id(name, path):
         return _bare(name, {"path": name}, None, overrides)
     raise UserError(_unknown(name, path))
@@ -108,9 +123,10 @@ def _unknown(name: str, path: Path) -> str:
     return f"{name}: no recipe, preset, folder or Hub id (user/name) is called so; {hint}"
 
 
-def _of_recipe(name: str, recipe: Recipe, metrics: dict[str, Any] | None = None) -> Subject:
+def _of_recipe(name: str, read: Callable[[Sequence[str]], Recipe], metrics: dict[str, Any] | None = None) -> Subject:
+    recipe = read(())
     config, remarks = config_of(recipe)
-    return Subject(name, recipe, config, metrics=metrics, remarks=remarks)
+    return Subject(name, recipe, config, metrics=metrics, remarks=remarks, read=read)
 
 
 def _bare(name: str, model: dict[str, str], architecture: str | None, overrides: Sequence[str]) -> Subject:
@@ -128,9 +144,13 @@ def _bare(name: str, model: dict[str, str], architecture: str | None, overrides:
             "train": {"per_device_train_batch_size": ROWS},
         }
     )
-    recipe = recipe_of_text(text, f"a plan of {name}", overrides)
+
+    def read(more: Sequence[str]) -> Recipe:
+        return recipe_of_text(text, f"a plan of {name}", [*overrides, *more])
+
+    recipe = read(())
     config, remarks = config_of(recipe, own_vocabulary=True)
-    return Subject(name, recipe, config, bare=True, remarks=remarks)
+    return Subject(name, recipe, config, bare=True, remarks=remarks, read=read)
 
 
 @dataclass(frozen=True)

@@ -131,9 +131,13 @@ def _fit(costs: Costs) -> Iterator[Row]:
     for title, found in (("one change", fit.single), ("together", fit.combined)):
         for number, proposal in enumerate(found):
             yield title if not number else "", _proposal(proposal)
+            yield "", f"{'':<15}  [{' '.join(proposal.overrides)}]"
+    tried = (*fit.single, *fit.combined)
+    if not fit.fits and not any(one.fits for one in tried):
+        yield "", "nothing that was tried is enough: a smaller model, or shorter rows by --length"
 
 
 def _proposal(proposal: Proposal) -> str:
     word = "fits" if proposal.fits else "no"
-    what = " + ".join(proposal.changes)
-    return f"{word:<5}{gigabytes(proposal.peak):>10}  {what}  [{' '.join(proposal.overrides)}]"
+    cost = f": {proposal.costs[0]}" if len(proposal.changes) == 1 else ""
+    return f"{word:<5}{gigabytes(proposal.peak):>10}  {' + '.join(proposal.changes)}{cost}"

@@ -173,18 +173,67 @@ def test_changes_that_make_it_fit_are_ranked():
     assert peaks["QLoRA"] < peaks["LoRA"] < fit["peak"] and peaks["one row at a time"] < fit["peak"]
     for one in fit["single"]:
         assert one["fits"] == (one["peak"] <= fit["usable"])
-    # What is proposed is what a plan with that change finds.
-    again = plan("llama-3-8b", "train.gradient_checkpointing=true", "--gpu", "140GB", "--batch", 8)
-    assert again["memory"]["peak"] == peaks["checkpointing"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("llama-3-8b", "--gpu", "140GB", "--batch", "8"),
+        ("llama-3-8b", "--gpu", "80GB"),
+        ("llama-3-8b", "train.optim=adamw_torch_4bit", "--gpu", "40GB", "--gpus", "2"),
+        ("mini-llama", "train.global_batch_size=32", "train.per_device_train_batch_size=8", "--gpu", "300MB"),
+        ("reward", "--gpu", "1GB"),
+        ("classify", "--gpu", "300MB"),
+        ("deepseek-v3", "--gpu", "80GB", "--gpus", "8"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_proposed_is_what_a_plan_with_its_words_finds(words):
+    fit = plan(*words)["fit"]
+    proposals = [*fit["single"], *fit["combined"]]
+    assert not fit["fits"] and proposals
+    for one in proposals:
+        more = [word for override in one["overrides"] for word in override.split(" ")]
+        options = {word for word in more if word.startswith("--")}
+        given = list(words)
+        for option in options & set(given):  # what is given anew stands instead
+            del given[given.index(option) : given.index(option) + 2]
+        again = plan(*given, *more)
+        assert again["memory"]["peak"] == one["peak"] and again["fit"]["fits"] == one["fits"]
+        if one["changes"] == ["one row at a time"]:
+            step, before = again["step"], plan(*words)["step"]
+            assert step["batch"] * step["accumulation"] == before["batch"] * before["accumulation"]
 
 
 def test_changes_are_combined_where_none_is_enough():
     fit = plan("llama-3-70b", "--gpu", "80GB", "--gpus", 8)["fit"]
-    assert not any(one["fits"] for one in fit["single"]) and fit["combined"]
+    assert not any(one["fits"] for one in fit["single"]) and len(fit["combined"]) == 3
     for one in fit["combined"]:
         assert one["fits"] and len(one["changes"]) > 1 and one["peak"] <= fit["usable"]
-    assert any("devices" in one["changes"][-1] for one in fit["combined"])
+    assert "devices" in fit["combined"][-1]["changes"][-1]
     assert "does not fit" in run("llama-3-70b", "--gpu", "80GB", "--gpus", 8)
+
+
+def test_a_cheaper_combination_stands_beside_what_is_enough_alone():
+    """More devices, or an adapter, are dearer than a training that stays the same."""
+    fit = plan("llama-3-8b", "--gpu", "80GB")["fit"]
+    assert {one["changes"][0] for one in fit["single"] if one["fits"]} == {"LoRA", "QLoRA", "4 devices"}
+    assert [one["changes"] for one in fit["combined"]] == [
+        ["checkpointing", "weights in bf16"],
+        ["checkpointing", "2 devices"],
+    ]
+    fit = plan("mixtral-8x7b", "--gpu", "80GB")["fit"]
+    assert ["checkpointing", "LoRA", "2 devices"] in [one["changes"] for one in fit["combined"]]
+
+
+def test_where_nothing_is_enough_that_is_said_with_what_comes_nearest():
+    fit = plan("mini-gpt", "--gpu", "50MB")["fit"]
+    (nearest,) = fit["combined"]
+    assert not nearest["fits"] and "rows of 256 tokens" in nearest["changes"]
+    assert nearest["peak"] < min(one["peak"] for one in fit["single"])
+    assert "nothing that was tried is enough" in run("mini-gpt", "--gpu", "50MB")
+    (shorter,) = plan("mini-gpt", "--gpu", "150MB")["fit"]["combined"][-1:]
+    assert shorter["fits"]
 
 
 def test_devices_share_weights_gradients_and_state():
