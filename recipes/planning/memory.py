@@ -73,11 +73,6 @@ def step_of(setting: Setting) -> Step:
     return Step(setting, tried, try_step(tried), try_step(tried, extra=1) if _loss_grows(setting) else None)
 
 
-def memory_of(setting: Setting) -> Memory:
-    """The memory of a setting; errors as of `step_of`."""
-    return step_of(setting).memory()
-
-
 def _loss_grows(setting: Setting) -> bool:
     """Whether the loss reads something of each layer, as router losses do."""
     config = setting.config

@@ -80,6 +80,14 @@ def _nbytes(value: Any) -> int:
     return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
 
 
+def bytes_a_value(name: str, size: int) -> float:
+    """What is kept for each value that is trained, of `size` bytes, for a short plan: of Adafactor not its rows and
+    columns, of Muon as if all were matrices; of an unknown one as of AdamW."""
+    if name in STATES:
+        return STATES[name]
+    return {"sgd": 0, "adafactor": 0, "adagrad": 1, "rmsprop": 1, "muon": 1}.get(name, 2) * size
+
+
 def check_known(name: str) -> None:
     """Raises:
     UserError: what the optimiser keeps is not known.

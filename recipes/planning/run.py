@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import rows_a_step
+from .optimizers import bytes_a_value
 from .units import BYTES, count, gigabytes
 
 if TYPE_CHECKING:
@@ -87,14 +88,14 @@ def make_plan(
     size = BYTES.get(dtype, 4) if adapter.in_place else 4
     forward = counts.forward_flops * seen // max(tokens.tokens // rows, 1)
     passes += 3 if full else 2
-    states = 2 if "adam" in str(arguments.optim).lower() else 1
+    optimizer = str(getattr(arguments.optim, "value", arguments.optim))
     return Plan(
         parameters=counts.parameters,
         trainable=trainable,
         memory={
             "weights": weights + (0 if adapter.in_place else trainable * size),
             "gradients": trainable * size,
-            "optimizer": trainable * states * size,
+            "optimizer": round(trainable * bytes_a_value(optimizer, size)),
         }
         | {name: parameters * BYTES.get(dtype, 4) for name, parameters in (beside or {}).items()},
         steps=steps,

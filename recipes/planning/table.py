@@ -8,6 +8,8 @@ from .memory import Memory
 from .units import count, duration, gigabytes
 
 Row = tuple[str, str]
+# What the smallest models had that Hoffmann et al. 2022 (arXiv:2203.15556, sec. 3) fitted the law to.
+LEAST_PARAMETERS, LEAST_TOKENS = 70e6, 5e9
 
 
 def rows(costs: Costs) -> Iterator[Row]:
@@ -121,6 +123,8 @@ def _optimum(costs: Costs) -> Iterator[Row]:
         here = f"{best.tokens / best.parameters:.3g} tokens a parameter, 6ND = {best.compute:.3g} FLOPs"
         there = f"{count(best.best_parameters)} on {count(best.best_tokens_at_compute)} tokens"
         yield "", f"this run: {here}, loss {best.loss:.3f} by the law; best there: {there}, {best.best_loss:.3f}"
+        if best.parameters < LEAST_PARAMETERS or best.tokens < LEAST_TOKENS:
+            yield "", "the law was fitted to more parameters or tokens than these: its losses are a guess here"
 
 
 def _fit(costs: Costs) -> Iterator[Row]:

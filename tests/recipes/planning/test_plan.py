@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from anyformer import AnyformerConfig
 from anyformer.modeling import HEADS
 from anyformer.recipes.loading import load_preset, shipped
 from anyformer.recipes.planning import optimum
+from anyformer.recipes.planning.optimizers import bytes_a_value
 from anyformer.recipes.planning.units import duration, read_bytes, read_count
 from anyformer.scripts.cli import app
 
@@ -158,6 +160,18 @@ def test_chinchilla_lies_near_the_optimum_of_its_compute():
     assert found["best_loss"] < found["loss"]
 
 
+def test_far_below_what_the_law_was_fitted_to_that_is_said():
+    assert "a guess here" in run("mini-gpt", "--tokens", "1M")
+    assert "a guess here" not in run("llama-3-8b", "--tokens", "15T")
+
+
+def test_the_example_of_the_docs_is_what_the_command_says():
+    text = (Path(__file__).parents[3] / "docs" / "plan.md").read_text(encoding="utf-8")
+    block = text[text.index("$ anyformer plan ") :].split("```", 1)[0]
+    command, shown = block.split("\n", 1)
+    assert run(*command.split()[3:]).rstrip().splitlines() == shown.rstrip().splitlines()
+
+
 def test_what_fits_needs_no_change():
     found = plan("mini-gpt", "--gpu", "80GB")["fit"]
     assert found["fits"] and not found["single"] and not found["combined"]
@@ -251,6 +265,13 @@ def test_optimisers_differ_in_what_they_keep():
         assert state == pytest.approx(a_value * size, rel=0.02, abs=1e4)
     assert plan("mini-llama", "train.optim=adafactor")["memory"]["optimizer"] < 0.1 * size
     assert 4 * size < plan("mini-llama", "train.optim=muon")["memory"]["optimizer"] < 8 * size
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "lion_32bit"])
+def test_the_short_plan_of_a_run_keeps_the_same_state(name):
+    found = plan("mini-llama", f"train.optim={name}")
+    state, trained = found["memory"]["optimizer"], found["parameters"]["trainable"]
+    assert bytes_a_value(name, 4) * trained == pytest.approx(state, rel=0.02, abs=1e4)
 
 
 @pytest.mark.parametrize(
