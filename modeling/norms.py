@@ -57,7 +57,8 @@ def _rms(x: torch.Tensor, eps: float) -> torch.Tensor:
 def _rms_of_row(row: torch.Tensor, eps: float) -> torch.Tensor:
     """`_rms` of one row, whose factor is one number."""
     flat = row.view(-1)
-    return row * (1 / math.sqrt(torch.dot(flat, flat).item() / flat.shape[0] + eps))
+    mean = torch.dot(flat, flat).item() / flat.shape[0] + eps
+    return row * (1 / math.sqrt(mean) if mean else math.inf)  # as `rsqrt`
 
 
 @NORMS.register("rmsnorm")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anyformer.modeling.growing_cache import GrowingLayer
-from anyformer.modeling.norms import NORMS_OF_THIS_PACKAGE
+from anyformer.modeling.norms import NORMS_OF_THIS_PACKAGE, AnyformerRMSNorm
 from anyformer.modeling.positions import apply_rotary, rotary_of
 
 
@@ -22,6 +22,12 @@ def test_a_norm_of_one_row(kind, dtype):
         # Of 16 bits: one step where the factor is rounded at all.
         torch.testing.assert_close(got, want, rtol=1e-6 if dtype is torch.float32 else 2**-7, atol=1e-6)
         assert got.shape == row.shape and torch.equal(norm.of_row(0 * row), norm(0 * row))
+
+
+def test_a_row_of_zeros_without_eps_is_as_undefined_as_ever():
+    norm, zeros = AnyformerRMSNorm(4, 0.0), torch.zeros(1, 1, 4)
+    with torch.inference_mode():
+        assert norm(zeros).isnan().all() and norm.of_row(zeros).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
