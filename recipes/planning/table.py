@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from .costs import Costs
 from .fit import Proposal, verdict
 from .memory import Memory
+from .setting import Setting
 from .units import count, duration, gigabytes
 
 Row = tuple[str, str]
@@ -45,7 +46,12 @@ def _step(costs: Costs) -> Iterator[Row]:
     mixed = "" if setting.mixed == "no" else f", products in {setting.mixed}"
     adapter = "all weights" if setting.adapter.kind == "none" else setting.adapter.kind
     again = ", checkpointing" if setting.checkpointing == "layers" else ""
-    yield "", f"{adapter}, weights in {setting.dtype}{mixed}, {setting.optimizer}, {setting.attention}{again}"
+    packed = f" but for the base in {_bits(setting)} bits" if setting.quantization is not None else ""
+    yield "", f"{adapter}, weights in {setting.dtype}{packed}{mixed}, {setting.optimizer}, {setting.attention}{again}"
+
+
+def _bits(setting: Setting) -> int:
+    return 4 if setting.quantization is not None and setting.quantization.load_in_4bit else 8
 
 
 def _parameters(costs: Costs) -> Iterator[Row]:
@@ -57,7 +63,10 @@ def _parameters(costs: Costs) -> Iterator[Row]:
             yield "", f"{part:<12}{count(number):>10}  {number / found.total:6.1%}"
     beside = f" ({count(found.adapter)} of them beside the model)" if found.adapter else ""
     yield "trainable", f"{count(found.trainable)}, {found.trainable / found.total:.2%} of the model{beside}"
-    yield "weights", f"{gigabytes(found.bytes['bfloat16'])} in 16 bits, {gigabytes(found.bytes['float32'])} in fp32"
+    stored = f"; as stored {gigabytes(found.bytes['stored'])}" if costs.setting.quantization is not None else ""
+    stored += f", {gigabytes(4 * found.adapter)} of it the adapter" if stored and found.adapter else ""
+    sizes = f"{gigabytes(found.bytes['bfloat16'])} in 16 bits, {gigabytes(found.bytes['float32'])} in fp32"
+    yield "weights", sizes + stored
 
 
 def _flops(costs: Costs) -> Iterator[Row]:

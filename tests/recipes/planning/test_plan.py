@@ -81,6 +81,14 @@ def test_a_recipe_is_planned_with_its_overrides():
     assert (other["batch"], other["length"]) == (6, 64)
 
 
+def test_a_quantised_base_is_told_as_it_is_stored():
+    found, text = plan("qlora")["parameters"], run("qlora")
+    rest = found["parts"]["embeddings"] + found["parts"].get("head", 0)  # which stay as they are
+    packed = (found["total"] - rest) * (0.5 + 1 / 64)  # nf4 with scales that are packed again, to within the norms
+    assert found["bytes"]["stored"] == pytest.approx(packed + 4 * (rest + found["adapter"]), rel=0.03)
+    assert "but for the base in 4 bits" in text and "of it the adapter" in text
+
+
 def test_tokens_and_throughput_give_steps_and_time():
     found = plan("llama-3-8b", "--tokens", "1B", "--throughput", "50k")
     assert found["run"]["steps"] == math.ceil(1e9 / found["step"]["tokens"]) and found["run"]["seconds"] == 20_000
