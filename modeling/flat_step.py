@@ -2,8 +2,9 @@
 
 Between two products a generated token leaves the processor's caches to the weights, so that each call of Python and of
 torch costs several times what it costs in a loop of its own. `AnyformerLayer` makes some hundred of them; what is
-written here makes the same products, norms and rotations with the fewest. Only generation comes here, and only where
-every module is one whose `forward` is known and has no hooks; all else goes through the modules.
+written here makes the same products, norms and rotations with the fewest, and in 16 bits rounds less often. Only
+generation comes here, and only where every module is one whose `forward` is known and has no hooks; all else goes
+through the modules.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +33,7 @@ class FlatLayer:
         self.place, self.kind, self.index = layer.place, layer.layer_type, attention.layer_idx
         self.scale, self.residual = attention.scaling, layer.residual_multiplier
         self.head_dim, self.clip, self.interleaved = attention.head_dim, attention.clip, attention.interleaved
-        self.input_norm = None if isinstance(layer.input_layernorm, nn.Identity) else layer.input_layernorm
-        self.middle_norm = layer.post_attention_layernorm
+        self.input_norm, self.middle_norm = _ways(layer.input_layernorm), _ways(layer.post_attention_layernorm)
         self.q_norm, self.k_norm = (
             None if norm is None else norm.forward for norm in (attention.q_norm, attention.k_norm)
         )
@@ -88,13 +88,15 @@ class FlatLayer:
     def __call__(self, states: torch.Tensor, rotate: Callable | None, mask: Any, cached: Any) -> torch.Tensor:
         """`PreNormLayer.forward`."""
         single = states.shape[0] == states.shape[1] == 1
-        normed = states
-        if self.input_norm is not None:
-            normed = self.input_norm.of_row(states) if single else self.input_norm.forward(states)
-        added = self.attend(normed, rotate, mask, cached)
+        added = self.attend(self.input_norm[single](states), rotate, mask, cached)
         states = states + (added if self.residual == 1 else added * self.residual)
-        added = self.feed(self.middle_norm.of_row(states) if single else self.middle_norm.forward(states))
+        added = self.feed(self.middle_norm[single](states))
         return states + (added if self.residual == 1 else added * self.residual)
+
+
+def _ways(norm: Any) -> tuple[Callable, Callable]:
+    """A norm of any rows, and of a single one."""
+    return norm.forward, getattr(norm, "of_row", norm.forward)
 
 
 def run_flat(

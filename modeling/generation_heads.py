@@ -120,6 +120,8 @@ class GenerationHead(
     ) -> None:
         """As the base class: the dynamic cache grows in place, nothing is moved off a CPU to a CPU, and "quantized"
         is in 8 bits where `cache_config` names no backend."""
+        # Where `max_length` counts the prompt too, its share is not known here.
+        GENERATION.expect(generation_config.max_new_tokens or 0)
         given, kind = model_kwargs.get("cache"), generation_config.cache_implementation
         in_8_bits = given is None and kind == "quantized" and "backend" not in (generation_config.cache_config or {})
         if in_8_bits and generation_config.cache_config:
@@ -142,8 +144,6 @@ class GenerationHead(
             own = Int8Cache(self.config)
         elif type(own) is DynamicCache and not own.offloading:
             own = GrowingCache(self.config, longest=max_cache_length)
-            # Where `max_length` counts the prompt too, its share is not known here.
-            GENERATION.expect(generation_config.max_new_tokens or 0)
         if generation_config.is_assistant:  # the tokens that are refused are taken back
             own.activate_past_recording()
         # The library sizes the encoder's part by the decoder's windows, which would cut its keys.

@@ -19,7 +19,7 @@ from .units import gigabytes
 # Of a device's memory: what the library and its kernels take for themselves, and what an allocator cannot join.
 MARGIN = 0.06
 _MOST_DEVICES = 65536
-LEAST_GAIN = 0.98
+_LEAST_GAIN = 0.98
 _SHORTEST = 256  # tokens of a row
 Words = tuple[str, ...]
 
@@ -173,17 +173,20 @@ class Plans:
         while number <= _MOST_DEVICES and (all_of_them := self.proposal(taken, (_devices(number),))) is not None:
             if all_of_them.fits:
                 return self.least(taken, needed, (_devices(number),))
-            if all_of_them.peak > LEAST_GAIN * before:  # what each holds by itself is too much
+            if all_of_them.peak > _LEAST_GAIN * before:  # what each holds by itself is too much
                 break
             before, number = all_of_them.peak, 2 * number
         return None
 
     def nearest(self, changes: Sequence[Change]) -> Proposal | None:
-        """All changes that can be made, with rows halved until they are enough or very short."""
+        """All changes that can be made, with rows halved until they are enough or very short; `--length` of two stacks
+        would be that of both, so theirs stay."""
         taken = self.applicable(changes)
         found = self.proposal(taken)
         step = self.step(()) if found is None else self.step(found.overrides)
-        while found is not None and not found.fits and step is not None and step.setting.length > _SHORTEST:
+        while found is not None and step is not None and not (found.fits or step.setting.source):
+            if step.setting.length <= _SHORTEST:
+                break
             shorter = _shorter(step.setting.length)
             words = tuple(word for word in found.overrides if not word.startswith("--length")) + shorter
             step = self.step(words)

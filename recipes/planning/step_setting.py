@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import UserError
 from ..introspection import UNKNOWN, class_fields
 from ..objectives import objective_class
+from ..parallel.strategy import check_shared
 from ..schema import OBJECTIVES, Recipe
 from ..schema.sections import GLOBAL_BATCH
 from .optimizers import check_known
@@ -72,7 +73,8 @@ def setting_of(
         batch, length: rows of a forward pass and tokens of a row, instead of the recipe's.
 
     Raises:
-        UserError: what the optimiser keeps is not known, or the objective trains a drafter.
+        UserError: what the optimiser keeps is not known, the objective trains a drafter, or the devices cannot share
+            the rows of a step.
     """
     recipe, config, kind = subject.recipe, subject.config, subject.recipe.objective.kind
     if kind in DRAFTERS:
@@ -145,7 +147,8 @@ def _rows(recipe: Recipe, devices: int, batch: int | None) -> tuple[int, int]:
     default = trainer_value(recipe, "per_device_train_batch_size")
     if total is None:
         return given or default, trainer_value(recipe, "gradient_accumulation_steps") or 1
-    each = max(total // devices, 1)
+    check_shared(total, devices)
+    each = total // devices
     rows = given or math.gcd(each, default)
     return rows, max(each // rows, 1)
 

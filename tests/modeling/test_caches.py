@@ -369,6 +369,9 @@ def test_a_step_is_flat_where_it_may_be_and_only_there(tiny):
         model.model.layers[1].mlp.register_forward_hook(lambda *args: seen.append(1))
         assert taken(model) == 0 and len(seen) == 4
         assert taken(tiny().train()) == 0
+        bare = tiny()
+        bare.model.layers[0].post_attention_layernorm = torch.nn.Identity()
+        assert taken(bare) == 2 * 3
         lora = get_peft_model(tiny(), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
         assert taken(lora) == 0
     finally:

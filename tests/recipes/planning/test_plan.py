@@ -248,6 +248,14 @@ def test_a_cheaper_combination_stands_beside_what_is_enough_alone():
     assert ["checkpointing", "LoRA", "2 devices"] in [one["changes"] for one in fit["combined"]]
 
 
+def test_devices_share_the_rows_of_a_step():
+    words = ("mini-llama", "train.global_batch_size=4", "--gpu", "30MB")
+    assert "4 rows a step cannot be shared by 8 processes" in run(*words, "--gpus", 8, status=2)
+    fit = plan(*words)["fit"]
+    given = [words for one in (*fit["single"], *fit["combined"]) for words in one["overrides"] if "--gpus" in words]
+    assert not {"--gpus 8", "--gpus 16", "--gpus 32"} & set(given)
+
+
 def test_where_nothing_is_enough_that_is_said_with_what_comes_nearest():
     fit = plan("mini-gpt", "--gpu", "50MB")["fit"]
     (nearest,) = fit["combined"]
