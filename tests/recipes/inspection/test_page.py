@@ -74,7 +74,7 @@ def test_a_page_that_asks_for_something_is_found_out(tmp_path):
     browser, file = Chromium(tmp_path), tmp_path / "bad.html"
     file.write_text(
         "<html><head><meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; img-src *\"></head><body>"
-        "<img src='http://127.0.0.1:9/x.png' width='2000'><svg viewBox='0 0 10 10' width='10'>"
+        "<img src='http://127.0.0.1:9/x.png'><hr width='2000'><svg viewBox='0 0 10 10' width='10'>"
         "<text font-size='3'>x</text></svg><script>throw 1</script></body></html>"
     )
     console, asked = browser.opened(file)
