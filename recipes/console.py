@@ -35,19 +35,25 @@ def make_console(recipe: "Recipe") -> "Console":
     logging.getLogger("anyformer").setLevel(recipe.logging.level.upper())
     if recipe.logging.level != "debug":
         quiet_libraries()
+        quiet_datasets()
     return Console(highlight=False, soft_wrap=True, quiet=not current().main)
 
 
 def quiet_libraries() -> None:
     """Errors only from transformers, and no bars but that of training: what matters is said by this suite."""
     quiet_imports()
-    import datasets
     from transformers.utils import logging as library_logging
 
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|trl)\.")
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # that it casts, at each product
     library_logging.set_verbosity_error()
     library_logging.disable_progress_bar()
+
+
+def quiet_datasets() -> None:
+    """No bars of datasets, which verbs that read no rows need not import."""
+    import datasets
+
     datasets.disable_progress_bars()
 
 

@@ -1,4 +1,4 @@
-"""What a run will cost, from its config alone."""
+"""What a run will cost: `costs` from its config alone, by going through a step without values; `run` with its data."""
 
 from .run import Plan, describe, make_plan
 from .units import BYTES, count, gigabytes

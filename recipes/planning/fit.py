@@ -6,7 +6,7 @@ what a plan with them finds.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import UserError
 from ..schema.sections import GLOBAL_BATCH
@@ -31,16 +31,23 @@ class Change:
     Attributes:
         name: in words; cost: what it costs, in words.
         words: for the command line; None where there is nothing to change.
-        same: the training stays what it is. drastic: taken only where milder ones are not enough. frozen: most weights
-            are no longer trained, which is another training.
+        training: what becomes of it: the "same"; "coarser"; "drastic", taken only where milder ones are not enough;
+            "frozen", where most weights are no longer trained, which is another training.
     """
 
     name: str
     cost: str
     words: Callable[["Plans", Setting], Words | None]
-    same: bool = False
-    drastic: bool = False
-    frozen: bool = False
+    training: Literal["same", "coarser", "drastic", "frozen"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of the command line that is given behind changes; `name` and `cost` as of a change."""
+
+    words: str
+    name: str
+    cost: str
 
 
 @dataclass(frozen=True)
@@ -116,8 +123,9 @@ class Plans:
 
     def _on_more_devices(self, words: Words, setting: Setting) -> Step | None:
         """The step on half as many, where only their number differs: what was tried there holds here."""
-        fewer = (*words[:-1], _devices(setting.gpus // 2))
-        known = self._steps.get(fewer) if words and words[-1] == _devices(setting.gpus) and setting.gpus > 2 else None
+        fewer = (*words[:-1], _devices(setting.gpus // 2).words)
+        last = words[-1] if words else None
+        known = self._steps.get(fewer) if last == _devices(setting.gpus).words and setting.gpus > 2 else None
         if known is None or (known.setting.batch, known.setting.accumulation) != (setting.batch, setting.accumulation):
             return None
         return replace(known, setting=setting)
@@ -133,17 +141,19 @@ class Plans:
             words += more
         return words
 
-    def proposal(self, changes: Sequence[Change], more: Words = ()) -> Proposal | None:
+    def proposal(self, changes: Sequence[Change], *more: Option) -> Proposal | None:
         """None where one of the changes cannot be made."""
         words = self.words(changes)
-        step = None if words is None else self.step(words + more)
+        if words is None:
+            return None
+        words += tuple(option.words for option in more)
+        step = self.step(words)
         if step is None:
             return None
-        names, costs = tuple(change.name for change in changes), tuple(change.cost for change in changes)
-        if more:
-            names, costs = (*names, f"{step.setting.gpus} devices"), (*costs, "devices; weights are sent to and fro")
+        every: tuple[Change | Option, ...] = (*changes, *more)
+        names, costs = tuple(one.name for one in every), tuple(one.cost for one in every)
         peak = step.memory().peak
-        return Proposal(names, (words or ()) + more, costs, peak, peak <= self.usable)
+        return Proposal(names, words, costs, peak, peak <= self.usable)
 
     def applicable(self, changes: Sequence[Change]) -> list[Change]:
         """Those that can be made one after another."""
@@ -154,15 +164,15 @@ class Plans:
                 taken.append(change)
         return taken
 
-    def least(self, changes: Sequence[Change], needed: Sequence[Change] = (), more: Words = ()) -> Proposal | None:
+    def least(self, changes: Sequence[Change], *more: Option, needed: Sequence[Change] = ()) -> Proposal | None:
         """The changes without the dearest that are not needed; None where all of them are not enough."""
         taken = self.applicable([change for change in CHANGES if change in changes or change in needed])
-        found = self.proposal(taken, more)
+        found = self.proposal(taken, *more)
         if found is None or not found.fits or not set(needed) <= set(taken):
             return None
         for change in reversed([change for change in taken if change not in needed]):
             fewer = [one for one in taken if one is not change]
-            if (fewer or more) and (less := self.proposal(fewer, more)) is not None and less.fits:
+            if (fewer or more) and (less := self.proposal(fewer, *more)) is not None and less.fits:
                 taken, found = fewer, less
         return found
 
@@ -170,9 +180,9 @@ class Plans:
         """The least number of devices, doubled each time, that is enough with the changes, and those that it needs."""
         wanted = [change for change in CHANGES if change in changes or change in needed]
         taken, number, before = self.applicable(wanted), 2 * self.device.count, float("inf")
-        while number <= _MOST_DEVICES and (all_of_them := self.proposal(taken, (_devices(number),))) is not None:
+        while number <= _MOST_DEVICES and (all_of_them := self.proposal(taken, _devices(number))) is not None:
             if all_of_them.fits:
-                return self.least(taken, needed, (_devices(number),))
+                return self.least(taken, _devices(number), needed=needed)
             if all_of_them.peak > _LEAST_GAIN * before:  # what each holds by itself is too much
                 break
             before, number = all_of_them.peak, 2 * number
@@ -182,21 +192,17 @@ class Plans:
         """All changes that can be made, with rows halved until they are enough or very short; `--length` of two stacks
         would be that of both, so theirs stay."""
         taken = self.applicable(changes)
-        found = self.proposal(taken)
-        step = self.step(()) if found is None else self.step(found.overrides)
-        while found is not None and step is not None and not (found.fits or step.setting.source):
-            if step.setting.length <= _SHORTEST:
-                break
-            shorter = _shorter(step.setting.length)
-            words = tuple(word for word in found.overrides if not word.startswith("--length")) + shorter
-            step = self.step(words)
-            if step is None:
-                break
-            peak = step.memory().peak
-            names = (*(one.name for one in taken), f"rows of {step.setting.length:,} tokens")
-            costs = (*(one.cost for one in taken), "longer texts are cut")
-            found = Proposal(names, words, costs, peak, peak <= self.usable)
+        found, length = self.proposal(taken), self._length(taken)
+        while found is not None and not found.fits and length > _SHORTEST:
+            length = max(length // 2, _SHORTEST)
+            found = self.proposal(taken, _rows_of(length)) or found
         return found
+
+    def _length(self, changes: Sequence[Change]) -> int:
+        """Tokens of a row, where `--length` can make them fewer."""
+        words = self.words(changes)
+        step = None if words is None else self.step(words)
+        return 0 if step is None or step.setting.source else step.setting.length
 
 
 def fit_of(subject: Subject, device: Device, asked: AskedOfStep, step: Step) -> Fit:
@@ -214,17 +220,17 @@ def fit_of(subject: Subject, device: Device, asked: AskedOfStep, step: Step) -> 
 def _combined(plans: Plans, single: Sequence[Proposal]) -> Iterator[Proposal]:
     """What is enough together and cheaper than what is enough alone."""
     enough = {found.changes[0] for found in single if found.fits}
-    alone = {kind: [c for c in CHANGES if c.frozen == kind and c.name in enough] for kind in (False, True)}
-    if alone[False]:
+    trained = [change for change in CHANGES if change.training != "frozen"]
+    adapters = [change for change in CHANGES if change.training == "frozen"]
+    if any(change.name in enough for change in trained):
         return
-    mild = [change for change in CHANGES if not change.frozen and not change.drastic]
-    adapters = [change for change in CHANGES if change.frozen]
-    found = [plans.least(mild) or plans.least([change for change in CHANGES if not change.frozen])]
-    if not alone[True]:
+    mild = [change for change in trained if change.training != "drastic"]
+    found = [plans.least(mild) or plans.least(trained)]
+    if not any(change.name in enough for change in adapters):
         found.append(_first(plans.least(mild, needed=[adapter]) for adapter in adapters))
         if found[-1] is None:
             found.append(_first(plans.devices(mild, needed=[adapter]) for adapter in adapters))
-    found.append(plans.devices([change for change in CHANGES if change.same]))
+    found.append(plans.devices([change for change in CHANGES if change.training == "same"]))
     if not any(found) and not enough:
         found.append(plans.nearest([*mild, *adapters[-1:]]))
     yield from (one for one in found if one is not None and len(one.changes) > 1)
@@ -234,12 +240,12 @@ def _first(found: Iterator[Proposal | None]) -> Proposal | None:
     return next((one for one in found if one is not None), None)
 
 
-def _devices(number: int) -> str:
-    return f"--gpus {number}"
+def _devices(number: int) -> Option:
+    return Option(f"--gpus {number}", f"{number} devices", "devices; weights are sent to and fro")
 
 
-def _shorter(length: int) -> Words:
-    return (f"--length {max(length // 2, _SHORTEST)}",)
+def _rows_of(length: int) -> Option:
+    return Option(f"--length {length}", f"rows of {length:,} tokens", "longer texts are cut")
 
 
 def _chunked(plans: Plans, setting: Setting) -> Words | None:
@@ -297,15 +303,15 @@ def _qlora(plans: Plans, setting: Setting) -> Words | None:
 
 
 CHANGES = (
-    Change("loss in chunks", "nothing", _chunked, same=True),
-    Change("attention without its scores", "nothing", _fused, same=True),
-    Change("products in bf16", "nothing: masters stay in fp32", _mixed, same=True),
-    Change("one row at a time", "little: as many rows a step, one after another", _one_row, same=True),
-    Change("checkpointing", "a second forward pass: about a third", _checkpointed, same=True),
-    Change("8-bit optimiser", "coarser averages of gradients", _eight_bits),
-    Change("weights in bf16", "small updates round away", _narrow, drastic=True),
-    Change("LoRA", "trains little beside the model", _lora, frozen=True),
-    Change("QLoRA", "the base is rounded to 4 bits, and unpacked at each product", _qlora, frozen=True),
+    Change("loss in chunks", "nothing", _chunked, "same"),
+    Change("attention without its scores", "nothing", _fused, "same"),
+    Change("products in bf16", "nothing: masters stay in fp32", _mixed, "same"),
+    Change("one row at a time", "little: as many rows a step, one after another", _one_row, "same"),
+    Change("checkpointing", "a second forward pass: about a third", _checkpointed, "same"),
+    Change("8-bit optimiser", "coarser averages of gradients", _eight_bits, "coarser"),
+    Change("weights in bf16", "small updates round away", _narrow, "drastic"),
+    Change("LoRA", "trains little beside the model", _lora, "frozen"),
+    Change("QLoRA", "the base is rounded to 4 bits, and unpacked at each product", _qlora, "frozen"),
 )
 
 

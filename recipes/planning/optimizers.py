@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..errors import UserError
 
@@ -80,12 +81,15 @@ def _nbytes(value: Any) -> int:
     return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
 
 
-def bytes_a_value(name: str, size: int) -> float:
-    """What is kept for each value that is trained, of `size` bytes, for a short plan: of Adafactor not its rows and
-    columns, of Muon as if all were matrices; of an unknown one as of AdamW."""
-    if name in STATES:
-        return STATES[name]
-    return {"sgd": 0, "adafactor": 0, "adagrad": 1, "rmsprop": 1, "muon": 1}.get(name, 2) * size
+def bytes_a_value(name: str, dtype: torch.dtype) -> float:
+    """What is kept for each value that is trained, where the weights' shapes are not looked at: as for a square matrix;
+    of an optimiser that is not known, as of AdamW."""
+    model: Any = nn.utils.skip_init(nn.Linear, 256, 256, bias=False, dtype=dtype)  # which takes no random numbers
+    nn.init.zeros_(model.weight)
+    model.weight.grad = torch.zeros_like(model.weight)
+    known = name if name in TRIED or name in STATES else "adamw_torch"
+    state = make_optimizer(known, model, on_gpu=False).first_step(model)
+    return state.bytes.get(id(model.weight), 0) / model.weight.numel()
 
 
 def check_known(name: str) -> None:

@@ -1,8 +1,13 @@
-"""What a run will do, said before its first step."""
+"""What a run will do, said before its first step.
+
+Unlike `costs`, it knows the run's data and takes no time: memory is counted, no step is gone through.
+"""
 
 import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ..arguments import rows_a_step
 from .optimizers import bytes_a_value
@@ -85,7 +90,8 @@ def make_plan(
     counts = config.counts(sequence_length=max(tokens.tokens // rows // sides, 1), head=head)
     total = counts.total_parameters
     full = adapter.in_place and trainable >= total
-    size = BYTES.get(dtype, 4) if adapter.in_place else 4
+    trained_in = getattr(torch, dtype) if adapter.in_place and dtype in BYTES else torch.float32
+    size = trained_in.itemsize
     forward = counts.forward_flops * seen // max(tokens.tokens // rows, 1)
     passes += 3 if full else 2
     optimizer = str(getattr(arguments.optim, "value", arguments.optim))
@@ -95,7 +101,7 @@ def make_plan(
         memory={
             "weights": weights + (0 if adapter.in_place else trainable * size),
             "gradients": trainable * size,
-            "optimizer": round(trainable * bytes_a_value(optimizer, size)),
+            "optimizer": round(trainable * bytes_a_value(optimizer, trained_in)),
         }
         | {name: parameters * BYTES.get(dtype, 4) for name, parameters in (beside or {}).items()},
         steps=steps,

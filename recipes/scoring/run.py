@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..console import quiet_libraries
+from ..console import quiet_datasets, quiet_libraries
 from ..errors import UserError
 from .harness import require_harness, run_harness
 from .kinds import Chosen, Job, Settings, Tell, accepted, check_settings, choose
@@ -47,6 +47,7 @@ def evaluate(
         UserError: a model, rows, settings or a file for the figures that cannot be used.
     """
     quiet_libraries()
+    quiet_datasets()
     settings = settings or Settings()
     check_settings(metrics, settings)
     _check_target(path, output)
@@ -89,6 +90,7 @@ def evaluate_tasks(
             that cannot be used.
     """
     quiet_libraries()
+    quiet_datasets()
     require_harness()
     _check_target(path, output)
     subject = open_subject(path, trust_remote_code=trust_remote_code)
