@@ -148,12 +148,13 @@ class AnyformerDrafter(PreTrainedModel):
             for step, prediction in enumerate(self.draft_head.predictions(batch), 1)
         ]
         losses, accuracies = (torch.stack(values) for values in zip(*results, strict=True))
-        loss = (losses * self._weights(losses.device)).sum()
+        loss = (losses * self.loss_weights(losses.device)).sum()
         if num_items_in_batch is not None:
             loss = loss * ((labels[:, 1:] != IGNORED).sum() / num_items_in_batch)
         return DrafterOutput(loss=loss, losses=losses.detach(), accuracies=accuracies)
 
-    def _weights(self, device: torch.device) -> torch.Tensor:
+    def loss_weights(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """[num_draft_tokens], what the loss of each drafted token counts in the whole, see `forward`."""
         count = self.config.num_draft_tokens
         if self.config.kind == "mtp":
             return torch.full((count,), 1 / count, device=device)
@@ -202,7 +203,9 @@ class AnyformerDrafter(PreTrainedModel):
             chunks = zip(states.split(CHUNK), targets.split(CHUNK), strict=True)
             return torch.stack([checkpoint(part, base, *chunk, use_reentrant=False) for chunk in chunks]).sum(0)
 
-        loss, hits = supervised_loss(states, targets, total_of)
+        # Short texts have no token at the later places, which is no fault of the labels.
+        reached = (targets != IGNORED).sum().clamp(min=1) if predicted.first > 2 else None
+        loss, hits = supervised_loss(states, targets, total_of, reached)
         return loss, hits.detach()
 
 

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,10 @@ import numpy as np
 
 from .errors import UserError
 from .run_folder import HELD_OUT, write_text
+from .scoring.statistics import STATISTICS, ByRow
+
+# Numbers of a figure that are kept: some megabytes, as of 10,000 rows and 60 classes.
+_MOST = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -19,18 +23,39 @@ class HeldRows:
 
     Attributes:
         digests: of each row as the model reads it: equal ones have the same tokens and learn the same of them.
-        parts: of each figure that is a sum over rows divided by a sum over rows, such as a loss a token: the two
-            summands of each row.
+        parts: of each figure that is made of sums over rows, what each row adds to them: of a loss a token its summed
+            loss and its number of tokens.
+        statistics: of a figure that is no quotient of two sums, how it is made: a key of `STATISTICS`.
     """
 
     digests: tuple[str, ...]
-    parts: dict[str, list[tuple[float, float]]]
+    parts: Mapping[str, Sequence[Sequence[float]]]
+    statistics: dict[str, str] = field(default_factory=dict)
+
+    def by_row(self, name: str) -> ByRow | None:
+        """What rows add to a figure; None where it is not kept."""
+        if name not in self.parts or not self.digests:
+            return None
+        return ByRow(np.asarray(self.parts[name], dtype=np.float64), self.statistics.get(name, "ratio"))
+
+    def figures(self) -> dict[str, float]:
+        """The figures that the rows make."""
+        return {name: found.value for name in self.parts if (found := self.by_row(name)) is not None}
+
+    def adding(self, **figures: ByRow) -> "HeldRows":
+        """The same with further figures of the same rows in the same order, but for those of very many numbers."""
+        kept = {name: figure for name, figure in figures.items() if figure.rows.size <= _MOST}
+        return HeldRows(
+            self.digests,
+            {**self.parts, **{name: figure.rows.tolist() for name, figure in kept.items()}},
+            self.statistics | {name: of.statistic for name, of in kept.items() if of.statistic != "ratio"},
+        )
 
     def in_order(self) -> "HeldRows":
         """The same by digest, so that equal rows of two runs stand at equal places."""
         order = sorted(range(len(self.digests)), key=lambda place: self.digests[place])
         parts = {name: [rows[place] for place in order] for name, rows in self.parts.items()}
-        return HeldRows(tuple(self.digests[place] for place in order), parts)
+        return HeldRows(tuple(self.digests[place] for place in order), parts, self.statistics)
 
 
 def digest_of(row: dict[str, Any]) -> str:
@@ -51,7 +76,7 @@ def keep_rows(folder: Path, when: str, rows: HeldRows) -> None:
     """Add what was measured `before` or `after` training to what the folder of a run keeps."""
     file = folder / HELD_OUT
     kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    kept[when] = {"rows": rows.digests, "parts": rows.parts}
+    kept[when] = {"rows": rows.digests, "parts": rows.parts, "statistics": rows.statistics}
     folder.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps(kept, separators=(",", ":")) + "\n")
 
@@ -67,11 +92,17 @@ def kept_rows(folder: Path) -> dict[str, HeldRows]:
         return {}
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
-        found = {when: HeldRows(tuple(values["rows"]), values["parts"]) for when, values in kept.items()}
+        found = {
+            when: HeldRows(tuple(values["rows"]), values["parts"], dict(values.get("statistics", {})))
+            for when, values in kept.items()
+        }
         for rows in found.values():
-            for part in rows.parts.values():
-                if np.asarray(part, dtype=np.float64).shape != (len(rows.digests), 2):
-                    raise ValueError("its rows have not two numbers each")
+            for name, part in rows.parts.items():
+                statistic, table = rows.statistics.get(name, "ratio"), np.asarray(part, dtype=np.float64)
+                if statistic not in STATISTICS:
+                    raise ValueError(f"its {name} is made in a way that is not known, {statistic!r}")
+                if table.shape[:1] != (len(rows.digests),) or (statistic == "ratio" and table.shape[1:] != (2,)):
+                    raise ValueError("its rows have not the numbers of their figures")
         return {when: rows.in_order() for when, rows in found.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is damaged ({error}): remove it, or train the run again") from error

@@ -1,40 +1,54 @@
-"""Figures of predictions against what the data say: closed formulas over plain lists."""
+"""Figures of predictions against what the data say: closed formulas over plain lists, row by row."""
 
 import re
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
+from .scoring.statistics import ByRow
+
 Span = tuple[str, int, int]
+Labels = Sequence[Sequence[Hashable]]
 _SPAN_TAG = re.compile(r"O|[BIESLU]-.+")
 
 
-def accuracy(truth: Sequence[Hashable], predicted: Sequence[Hashable]) -> float:
-    """Share of predictions that are right."""
-    return sum(a == b for a, b in zip(truth, predicted, strict=True)) / len(truth)
+def _table(rows: Iterable[Sequence[float]]) -> np.ndarray:
+    return np.array(list(rows), dtype=np.float64)
 
 
-def macro_f1(truth: Sequence[Hashable], predicted: Sequence[Hashable]) -> float:
-    """Mean over classes of 2 TP / (2 TP + FP + FN), over the classes that occur on either side."""
-    wanted, given = Counter(truth), Counter(predicted)
-    right = Counter(a for a, b in zip(truth, predicted, strict=True) if a == b)
-    classes = wanted.keys() | given.keys()
-    return sum(2 * right[name] / (wanted[name] + given[name]) for name in classes) / len(classes)
+def accuracy(truth: Labels, predicted: Labels) -> ByRow:
+    """Share of labels that are right, place by place in each row."""
+    pairs = zip(truth, predicted, strict=True)
+    return ByRow(_table((sum(a == b for a, b in zip(*pair, strict=True)), len(pair[0])) for pair in pairs))
 
 
-def set_f1(truth: Sequence[Iterable[Hashable]], predicted: Sequence[Iterable[Hashable]]) -> tuple[float, float]:
-    """Micro and macro F1 of sets of labels, one set a row; 0 where there is no label on either side."""
+def exact_match(truth: Sequence[Any], predicted: Sequence[Any]) -> ByRow:
+    """Share of rows that are right as a whole."""
+    return ByRow.of_values([a == b for a, b in zip(truth, predicted, strict=True)])
+
+
+def macro_f1(truth: Labels, predicted: Labels, classes: Sequence[Hashable], *, sets: bool = False) -> ByRow:
+    """Mean over classes of 2 TP / (2 TP + FP + FN), over the classes that occur on either side.
+
+    Args:
+        classes: all that there are.
+        sets: a row is a set of labels on each side; else its labels are compared place by place.
+    """
+    places = {name: place for place, name in enumerate(classes)}
+    table = np.zeros((len(truth), 3, len(classes)))
+    for row, (wanted, given) in enumerate(zip(truth, predicted, strict=True)):
+        same = set(wanted) & set(given) if sets else [a for a, b in zip(wanted, given, strict=True) if a == b]
+        for kind, names in enumerate((same, wanted, given)):
+            for name in names:
+                table[row, kind, places[name]] += 1
+    return ByRow(table.reshape(len(truth), -1), "macro_f1")
+
+
+def micro_f1(truth: Labels, predicted: Labels) -> ByRow:
+    """2 TP / (2 TP + FP + FN) over the sets of labels of all rows; 0 where there is no label on either side."""
     pairs = [(set(a), set(b)) for a, b in zip(truth, predicted, strict=True)]
-    wanted, given, right = (
-        Counter(label for pair in pairs for label in chosen(pair))
-        for chosen in (lambda pair: pair[0], lambda pair: pair[1], lambda pair: pair[0] & pair[1])
-    )
-    classes = wanted.keys() | given.keys()
-    if not classes:
-        return 0.0, 0.0
-    micro = 2 * right.total() / (wanted.total() + given.total())
-    return micro, sum(2 * right[name] / (wanted[name] + given[name]) for name in classes) / len(classes)
+    return ByRow(_table((2 * len(a & b), len(a) + len(b)) for a, b in pairs), "share")
 
 
 def marks_spans(tags: Iterable[str]) -> bool:
@@ -61,13 +75,10 @@ def spans(tags: Sequence[str]) -> set[Span]:
     return found
 
 
-def span_f1(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
-    """2 right / (wanted + given) over the spans of all rows; right are those with name and both ends right; 0 where
-    there is none."""
-    wanted, given = [spans(row) for row in truth], [spans(row) for row in predicted]
-    right = sum(len(a & b) for a, b in zip(wanted, given, strict=True))
-    total = sum(map(len, wanted)) + sum(map(len, given))
-    return 2 * right / total if total else 0.0
+def span_f1(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> ByRow:
+    """Micro F1 of the spans of all rows; right are those with name and both ends right."""
+    wanted, given = ([sorted(spans(row)) for row in side] for side in (truth, predicted))
+    return micro_f1(wanted, given)
 
 
 def edit_distance(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
@@ -83,8 +94,8 @@ def edit_distance(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
     return int(row[-1])
 
 
-def error_rate(references: Sequence[Sequence[Hashable]], answers: Sequence[Sequence[Hashable]]) -> float:
+def error_rate(references: Labels, answers: Labels) -> ByRow:
     """Edit distance of all answers to their references, divided by the length of the references: of characters or of
     words, whichever the sequences hold. It exceeds 1 where answers are much too long."""
-    distance = sum(edit_distance(a, b) for a, b in zip(answers, references, strict=True))
-    return distance / max(sum(map(len, references)), 1)
+    pairs = zip(references, answers, strict=True)
+    return ByRow(_table((edit_distance(b, a), len(a)) for a, b in pairs), "share")

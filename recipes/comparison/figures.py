@@ -1,18 +1,18 @@
 """Held-out figures of runs with intervals, and their differences where they are of the same rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..held_rows import HeldRows
-from ..scoring.intervals import Statistic, exp_ratio, interval, ratio
+from ..scoring.statistics import ByRow
 from .differences import HELD_OUT_BY, recipe_differences
 from .folders import Run
 
-# Figures that are computed from another one's rows.
-_DERIVED: dict[str, tuple[str, Statistic]] = {"perplexity": ("loss", exp_ratio)}
+# Figures that are computed from another one's rows, and how.
+_DERIVED = {"perplexity": ("loss", "exp_ratio")}
 # Objectives whose loss is the cross-entropy of the row's labels.
 _CROSS_ENTROPY = {"sft", "pretrain", "distill"}
 _FROM_START = ("model.path", "model.preset", "model.config", "adapter.path", "train.beta")
@@ -113,12 +113,11 @@ def _direction(name: str, runs: Sequence[Run]) -> bool | None:
     return False if any(word in name for word in ("loss", "perplexity", "error", "divergence")) else None
 
 
-def _part(rows: HeldRows | None, name: str) -> tuple[np.ndarray, Statistic] | None:
-    """The two summands of each row, [rows, 2], and how a figure is made of them."""
-    source, statistic = _DERIVED.get(name, (name, ratio))
-    if rows is None or source not in rows.parts or not rows.digests:
-        return None
-    return np.asarray(rows.parts[source], dtype=np.float64), statistic
+def _part(rows: HeldRows | None, name: str) -> ByRow | None:
+    """What each row adds to a figure; None where it is not kept."""
+    source, statistic = _DERIVED.get(name, (name, None))
+    found = None if rows is None else rows.by_row(source)
+    return found if found is None or statistic is None else replace(found, statistic=statistic)
 
 
 def _estimate(run: Run, when: str, name: str) -> Estimate | None:
@@ -126,9 +125,7 @@ def _estimate(run: Run, when: str, name: str) -> Estimate | None:
     if name not in figures:
         return None
     part = _part(run.rows.get(when), name)
-    if part is None:
-        return Estimate(figures[name])
-    return Estimate(figures[name], *_bounds(*part))
+    return Estimate(figures[name]) if part is None else bounded(figures[name], part.bounds())
 
 
 def _difference(one: Run, when: str, other: Run, then: str, name: str) -> Estimate | None:
@@ -139,22 +136,24 @@ def _difference(one: Run, when: str, other: Run, then: str, name: str) -> Estima
     if name not in one.figures(when) or name not in other.figures(then):
         return None
     first, second = one.rows.get(when), other.rows.get(then)
-    parts = _part(first, name), _part(second, name)
-    if first is None or second is None or parts[0] is None or parts[1] is None or first.digests != second.digests:
+    if first is None or second is None or first.digests != second.digests:
         return None
-    statistic = parts[0][1]
-    values = other.figures(then)[name] - one.figures(when)[name]
-
-    def subtracted(rows: np.ndarray) -> np.ndarray:
-        return statistic(rows[..., 2:]) - statistic(rows[..., :2])
-
-    return Estimate(values, *_bounds(np.concatenate([parts[0][0], parts[1][0]], axis=1), subtracted))
+    of_one, of_other = _part(first, name), _part(second, name)
+    if of_one is None or of_other is None:
+        return None
+    return subtracted(other.figures(then)[name] - one.figures(when)[name], of_other, of_one)
 
 
-def _bounds(rows: np.ndarray, statistic: Statistic) -> tuple[float | None, float | None]:
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        low, high = interval(rows, statistic)
-    return (low, high) if np.isfinite([low, high]).all() else (None, None)
+def subtracted(value: float, of: ByRow, less: ByRow) -> Estimate | None:
+    """A difference of figures of the same rows; None where they are made in other ways."""
+    if of.statistic != less.statistic or of.rows.shape != less.rows.shape:
+        return None
+    return bounded(value, of.bounds_of_difference(less))
+
+
+def bounded(value: float, bounds: tuple[float, float]) -> Estimate:
+    """A figure with its bounds, where there are any."""
+    return Estimate(value, *bounds) if np.isfinite(bounds).all() else Estimate(value)
 
 
 def _apart(one: Run, other: Run, name: str) -> str | None:

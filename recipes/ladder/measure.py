@@ -12,7 +12,8 @@ from ...modeling.counting import count
 from ..errors import UserError
 from ..evaluation import held_out_loss
 from ..held_rows import HeldRows
-from ..scoring.intervals import Statistic, interval, ratio
+from ..scoring.intervals import interval
+from ..scoring.statistics import Statistic, ratio
 from .rungs import PROMPT, WRITTEN, Rung
 
 if TYPE_CHECKING:
@@ -145,12 +146,12 @@ def _held_rows(rung: Rung, model: Any, prepared: "Prepared") -> HeldRows:
 
 
 def _estimate(rows: np.ndarray, statistic: Statistic) -> Estimate:
-    return Estimate(float(statistic(rows)), *interval(rows, statistic))
+    return Estimate(float(statistic(rows.sum(0))), *interval(rows, statistic))
 
 
-def _difference(rows: np.ndarray) -> np.ndarray:
-    """The loss in the first two columns less that in the last two."""
-    return ratio(rows[..., :2]) - ratio(rows[..., 2:])
+def _difference(sums: np.ndarray) -> np.ndarray:
+    """The loss of the first two columns less that of the last two."""
+    return ratio(sums[..., :2]) - ratio(sums[..., 2:])
 
 
 def _speed(tokens: int, seconds: np.ndarray, place: int) -> Speed:

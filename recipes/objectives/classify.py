@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..label_metrics import accuracy, macro_f1, set_f1
+from ..label_metrics import accuracy, macro_f1, micro_f1
 from ..tokens.labelled import checked_label, target_of, tokenize_texts
 from ..tokens.truncation import cut
 from .base import Row
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..data import Splits
     from ..evaluation import Sample
+    from ..scoring.statistics import ByRow
     from ..tokens.report import TokenizedData, Tokenizing
     from ..tokens.views import RowView
 
@@ -79,44 +80,47 @@ class TextClassification(Labelled):
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         import torch
+        from torch.nn import functional
 
         from ..held_rows import mean_rows
+        from ..scoring.statistics import values_of
 
-        logits, data = self.logits_of(model, prepared.dataset)
-        targets = torch.tensor([row["labels"] for row in data])
-        figures = self._figures(torch.stack(logits), targets) | {"rows": len(data)}
+        of_rows, data = self.logits_of(model, prepared.dataset)
+        logits, targets = torch.stack(of_rows), torch.tensor([row["labels"] for row in data])
         if self.options.problem == "single-label":
-            right = torch.stack(logits).argmax(-1).eq(targets).double()
-            losses = torch.nn.functional.cross_entropy(torch.stack(logits), targets, reduction="none")
-            self.held_rows = mean_rows(data, loss=losses, accuracy=right)
-            figures["majority_share"] = targets.eq(self.numbers[self.majority]).float().mean().item()
-        if self.options.problem == "regression":
-            errors = torch.stack(logits)[:, 0] - targets
-            self.held_rows = mean_rows(data, loss=errors**2, mean_absolute_error=errors.abs())
-            figures["loss_of_the_mean"] = ((targets - self.mean) ** 2).mean().item()
-        return figures
+            major = targets.eq(self.numbers[self.majority]).double()
+            losses = functional.cross_entropy(logits, targets, reduction="none")
+            kept = mean_rows(data, loss=losses, majority_share=major)
+        elif self.options.problem == "multi-label":
+            losses = functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(-1)
+            kept = mean_rows(data, loss=losses)
+        else:
+            of_mean = (targets - self.mean) ** 2
+            kept = mean_rows(data, loss=(logits[:, 0] - targets) ** 2, loss_of_the_mean=of_mean)
+        by_row = self._by_row(logits, targets)
+        self.held_rows = kept.adding(**by_row)
+        return kept.figures() | values_of(by_row) | {"rows": len(data)}
 
-    def _figures(self, logits: "torch.Tensor", targets: "torch.Tensor") -> dict[str, float]:
+    def _by_row(self, logits: "torch.Tensor", targets: "torch.Tensor") -> "dict[str, ByRow]":
         """Figures of logits [rows, labels] against targets as they are trained on."""
-        from ...modeling.losses import sequence_classification_loss
+        from ..scoring.statistics import ByRow
 
-        loss = sequence_classification_loss(logits, targets, str(self.config.problem_type)).item()
         if self.options.problem == "regression":
-            return {"loss": loss, "mean_absolute_error": (logits[:, 0] - targets).abs().mean().item()}
+            return {"mean_absolute_error": ByRow.of_values((logits[:, 0] - targets).abs().tolist())}
+        classes = range(len(self.names))
         if self.options.problem == "multi-label":
             wanted, given = ([row.nonzero().flatten().tolist() for row in on] for on in (targets, logits > 0))
-            micro, macro = set_f1(wanted, given)
-            return {"loss": loss, "micro_f1": micro, "macro_f1": macro}
-        wanted, given = targets.tolist(), logits.argmax(-1).tolist()
-        return {"loss": loss, "accuracy": accuracy(wanted, given), "macro_f1": macro_f1(wanted, given)}
+            return {"micro_f1": micro_f1(wanted, given), "macro_f1": macro_f1(wanted, given, classes, sets=True)}
+        wanted, given = targets[:, None].tolist(), logits.argmax(-1)[:, None].tolist()
+        return {"accuracy": accuracy(wanted, given), "macro_f1": macro_f1(wanted, given, classes)}
 
     def evaluated(self, prediction: Any) -> dict[str, float]:
         import torch
 
+        from ..scoring.statistics import values_of
+
         logits, labels = torch.from_numpy(prediction.predictions), torch.from_numpy(prediction.label_ids)
-        figures = self._figures(logits.float(), labels)
-        del figures["loss"]  # the trainer has its own
-        return figures
+        return values_of(self._by_row(logits.float(), labels))
 
     def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
         from ..evaluation import Sample, spread

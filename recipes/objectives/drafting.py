@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import UserError
 from ..parallel.world import current, main_first
 from .base import Objective, Row
@@ -194,29 +196,31 @@ class DraftHeads(Objective):
         import torch
 
         from ..evaluation import evaluating
-        from ..tokens.padding import by_length
+        from ..held_rows import HeldRows, digest_of
+        from ..scoring.statistics import ByRow, values_of
+        from ..tokens.padding import pad_rows
         from ..tokens.report import IGNORE
 
-        data = [dict(row) for row in self.rows_of(prepared.dataset)]
-        base, size, count = self.base.to(model.device), self.recipe.eval.batch_size, self.options.num_draft_tokens
-        items = sum(label != IGNORE for row in data for label in row["labels"][1:])
-        loss, hits, reached = 0.0, torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
+        data, base = [dict(row) for row in self.rows_of(prepared.dataset)], self.base.to(model.device)
+        # Of each row [places, 3]: weighted loss, tokens that are right, tokens that a draft reaches.
+        table = np.zeros((len(data), self.options.num_draft_tokens, 3))
         with evaluating(model), torch.no_grad():
-            for _, batch in by_length(data, self.tokenizer.pad_token_id, size, model.device):
-                outputs = model(base=base, **batch, num_items_in_batch=items)
-                # A token is reached at a place if so many stand before it.
-                found = [(batch["labels"][:, place + 2 :] != IGNORE).sum() for place in range(count)]
-                shares = torch.stack(found).double().cpu()
-                loss += outputs.loss.item()
-                hits, reached = hits + outputs.accuracies.double().cpu() * shares, reached + shares
-        accuracies = hits / reached.clamp(min=1)
-        return {
-            "loss": loss,
-            **{f"accuracy_{place}": value for place, value in enumerate(accuracies.tolist(), 1)},
-            "tokens_a_pass": 1 + accuracies.cumprod(0).sum().item(),
-            "rows": len(data),
-            "tokens": items,
-        }
+            for number, row in enumerate(data):
+                batch = {name: of.to(model.device) for name, of in pad_rows([row], 0).items()}
+                outputs = model(base=base, **batch)
+                losses = (outputs.losses * model.loss_weights(model.device)).tolist()
+                for place, (loss, share) in enumerate(zip(losses, outputs.accuracies.tolist(), strict=True)):
+                    # A token is reached at a place if so many stand before it.
+                    reached = int((batch["labels"][:, place + 2 :] != IGNORE).sum())
+                    if reached:
+                        table[number, place] = loss * reached, share * reached, reached
+        hits = table[..., 1:]
+        by_row = {"loss": ByRow(table[..., [0, 2]].reshape(len(data), -1), "sum_of_ratios")}
+        by_row |= {f"accuracy_{place + 1}": ByRow(hits[:, place], "share") for place in range(hits.shape[1])}
+        by_row["tokens_a_pass"] = ByRow(hits.reshape(len(data), -1), "expected_run")
+        self.held_rows = HeldRows(tuple(map(digest_of, data)), {}).adding(**by_row)
+        tokens = sum(label != IGNORE for row in data for label in row["labels"][1:])
+        return values_of(by_row) | {"rows": len(data), "tokens": tokens}
 
     def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
         return []  # with a drafter the base writes what it writes without, see `try_out`

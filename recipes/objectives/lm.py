@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import UserError
 from .base import Objective, Row
 from .trainers import at_each_epoch, library_trainer
@@ -11,6 +13,8 @@ from .trainers import at_each_epoch, library_trainer
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
+    from ..held_rows import HeldRows
+    from ..scoring.statistics import ByRow
     from ..shards import TokenShards
     from ..tokens.masking import Masking
     from ..tokens.report import TokenizedData, Tokenizing
@@ -202,11 +206,14 @@ class MaskedLanguageModel(Objective):
         by_row = masked_rows(
             model, fixed, pad_token_id=self.tokenizer.pad_token_id, batch_size=self.recipe.eval.batch_size
         )
-        figures = self.named(masked_figures(by_row))
-        if "masked_loss" not in figures:  # it is the loss
-            by_row.parts["loss"] = by_row.parts.pop("masked_loss")
-        self.held_rows = by_row
-        return figures
+        self.held_rows = by_row.adding(loss=self.loss_of(by_row))
+        return self.named(masked_figures(by_row))
+
+    def loss_of(self, rows: "HeldRows") -> "ByRow":
+        """What each row adds to the loss that is trained."""
+        found = rows.by_row("masked_loss")
+        assert found is not None, "it is measured of every row"
+        return found
 
     def named(self, figures: dict[str, float]) -> dict[str, float]:
         """The figures under the names that are shown."""
@@ -253,3 +260,9 @@ class MaskedAndNextSentence(MaskedLanguageModel):
 
     def named(self, figures: dict[str, float]) -> dict[str, float]:
         return {"loss": figures["masked_loss"] + figures["next_sentence_loss"], **figures}
+
+    def loss_of(self, rows: "HeldRows") -> "ByRow":
+        from ..scoring.statistics import ByRow
+
+        parts = (rows.parts["masked_loss"], rows.parts["next_sentence_loss"])
+        return ByRow(np.concatenate([np.asarray(part) for part in parts], 1), "sum_of_ratios")

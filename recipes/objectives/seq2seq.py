@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..introspection import class_fields
-from ..label_metrics import accuracy, error_rate
+from ..label_metrics import error_rate, exact_match
 from ..schema import WHOLE_SOURCE
 from ..soft_prompts import positions_taken
 from ..tokens.padding import by_length, pad_rows
@@ -18,6 +18,7 @@ from .trainers import check_best_metric, check_smoothing, library_trainer
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
+    from ..scoring.statistics import ByRow
     from ..tokens.packing import TrainingRows
     from ..tokens.report import TokenizedData, Tokenizing
     from ..tokens.views import RowView
@@ -133,11 +134,13 @@ class SequenceToSequence(Objective):
 
     def evaluated(self, prediction: Any) -> dict[str, float]:
         """Figures of the trainer's own evaluation with `predict_with_generate`."""
+        from ..scoring.statistics import values_of
+
         sides = (prediction.predictions, prediction.label_ids)
         answers, references = (
             [self._text([token for token in row if token != IGNORE]) for row in side.tolist()] for side in sides
         )
-        return _figures(references, answers)
+        return values_of(_by_row(references, answers))
 
     # Measures
 
@@ -146,6 +149,7 @@ class SequenceToSequence(Objective):
 
         from ..evaluation import evaluating, row_losses
         from ..held_rows import HeldRows, digest_of
+        from ..scoring.statistics import values_of
 
         data = [dict(row) for row in prepared.dataset]
         order: list[int] = []
@@ -155,11 +159,13 @@ class SequenceToSequence(Objective):
                 logits = model(**batch, use_cache=False).logits  # [batch, target, vocabulary]
                 parts += row_losses(logits, batch["labels"], batch["labels"] != IGNORE)
                 order += places
-        total, count = sum(loss for loss, _ in parts), int(sum(tokens for _, tokens in parts))
-        self.held_rows = HeldRows(tuple(digest_of(data[place]) for place in order), {"loss": parts})
+        count = int(sum(tokens for _, tokens in parts))
+        kept = HeldRows(tuple(digest_of(data[place]) for place in order), {"loss": parts})
         references = [self._text(row["labels"]) for row in data]
         answers = self.answers(model, data, self._answer_limit([row["labels"] for row in data]))
-        return {"loss": total / count, "tokens": count, "rows": len(data), **_figures(references, answers)}
+        by_row = _by_row(*([side[place] for place in order] for side in (references, answers)))
+        self.held_rows = kept.adding(**by_row)
+        return kept.figures() | values_of(by_row) | {"tokens": count, "rows": len(data)}
 
     def _answer_limit(self, targets: Sequence[Sequence[int]]) -> int:
         """Tokens after which an answer is cut off: twice the longest target, within the limit of targets."""
@@ -249,10 +255,10 @@ class SupervisedSequences(SequenceToSequence):
         return min(source, self.arguments.max_length), min(target, self.arguments.max_length)
 
 
-def _figures(references: Sequence[str], answers: Sequence[str]) -> dict[str, float]:
+def _by_row(references: Sequence[str], answers: Sequence[str]) -> "dict[str, ByRow]":
     """Share of answers that are the reference, and edit distances to it in characters and in words."""
     return {
-        "exact_match": accuracy(references, answers),
+        "exact_match": exact_match(references, answers),
         "character_error_rate": error_rate(references, answers),
         "word_error_rate": error_rate(*([text.split() for text in side] for side in (references, answers))),
     }

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import UserError
 from ..label_metrics import accuracy, macro_f1, marks_spans, span_f1
 from ..tokens.labelled import beginnings, tokenize_words
@@ -15,6 +17,7 @@ from .trainers import check_smoothing
 if TYPE_CHECKING:
     from ..data import Splits
     from ..evaluation import Sample
+    from ..scoring.statistics import ByRow
     from ..tokens.report import TokenizedData, Tokenizing
     from ..tokens.views import RowView
 
@@ -59,36 +62,41 @@ class TokenClassification(Labelled):
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
         import torch
 
-        from ...modeling.losses import token_loss
+        from ..held_rows import HeldRows, digest_of
+        from ..scoring.statistics import values_of
 
         logits, data = self.logits_of(model, prepared.dataset)
         targets = [torch.tensor(row["labels"]) for row in data]
         # Rows are padded on the right: a row's own tokens come first.
         own = [row[: len(target)] for row, target in zip(logits, targets, strict=True)]
-        figures = self._figures([row.argmax(-1).tolist() for row in own], [target.tolist() for target in targets])
-        labels = torch.cat(targets)
-        supervised = labels[labels != IGNORE]
-        figures["loss"] = token_loss(torch.cat(own), labels).item()
-        figures["majority_share"] = supervised.eq(self.numbers[self.majority]).float().mean().item()
-        return figures | {"rows": len(data), "tokens": len(supervised)}
+        wanted, given = [target.tolist() for target in targets], [row.argmax(-1).tolist() for row in own]
+        losses = [_loss_of(*pair) for pair in zip(own, targets, strict=True)]
+        by_row = self._by_row(given, wanted)
+        kept, count = HeldRows(tuple(map(digest_of, data)), {"loss": losses}), int(sum(count for _, count in losses))
+        self.held_rows = kept.adding(**by_row)
+        return kept.figures() | values_of(by_row) | {"rows": len(data), "tokens": count}
 
-    def _figures(self, predicted: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> dict[str, float]:
-        """Figures of predicted classes against targets, row by row, where a target is."""
+    def _by_row(self, predicted: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> "dict[str, ByRow]":
+        """Figures of predicted classes against targets, where a target is."""
+        from ..scoring.statistics import ByRow
+
         pairs = [
             [(self.names[b], self.names[a]) for a, b in zip(given, wanted, strict=True) if b != IGNORE]
             for given, wanted in zip(predicted, targets, strict=True)
         ]
         wanted, given = ([[pair[side] for pair in row] for row in pairs] for side in (0, 1))
-        flat = [[tag for row in rows for tag in row] for rows in (wanted, given)]
-        figures = {"token_accuracy": accuracy(*flat), "macro_f1": macro_f1(*flat)}
-        return figures | ({"entity_f1": span_f1(wanted, given)} if self.by_spans else {})
+        major = [(row.count(self.majority), len(row)) for row in wanted]
+        found = {"token_accuracy": accuracy(wanted, given), "macro_f1": macro_f1(wanted, given, self.names)}
+        found["majority_share"] = ByRow(np.array(major, dtype=np.float64))
+        return found | ({"entity_f1": span_f1(wanted, given)} if self.by_spans else {})
 
     def kept(self, logits: Any, labels: Any) -> Any:
         return super().kept(logits, labels).argmax(-1)
 
     def evaluated(self, prediction: Any) -> dict[str, float]:
         # Batches of another length are padded with -100 on both sides.
-        return self._figures(prediction.predictions.tolist(), prediction.label_ids.tolist())
+        found = self._by_row(prediction.predictions.tolist(), prediction.label_ids.tolist())
+        return {name: of.value for name, of in found.items() if name != "majority_share"}
 
     def samples(self, model: Any, rows: Sequence[Row]) -> "list[Sample]":
         from ..evaluation import Sample, spread
@@ -107,3 +115,11 @@ class TokenClassification(Labelled):
             answer = " ".join(f"{word}/{self.names[best[place]]}" for word, _, place in words)
             found.append(Sample(" ".join(row["tokens"]), reference, answer))
         return found
+
+
+def _loss_of(logits: Any, labels: Any) -> tuple[float, float]:
+    """The summed cross-entropy of a row's labels, and their number."""
+    import torch
+
+    total = torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
+    return total.item(), float((labels != IGNORE).sum())

@@ -14,10 +14,11 @@ from ..evaluation import prompt_of_row
 from ..generation import BEYOND, batches_of
 from ..generator import Generator
 from ..tokens.sequences import encode_sources, target_text
-from .intervals import interval, share_interval
+from .intervals import share_interval
 from .kinds import Job, Kind
 from .meter import Meter
 from .score import Score
+from .statistics import ByRow
 
 _BOTH = ("prompt-completion", "messages")
 _BY_SACREBLEU = {"bleu": ("BLEU", "BLEU"), "chrf": ("chrF", "CHRF")}  # metric -> name of the score, class
@@ -39,13 +40,13 @@ def measure(job: Job) -> list[Score]:
     pairs = list(zip(answers, references, strict=True))
     found, count = [], len(pairs)
     if "exact-match" in job.wanted:
-        hits = sum(normalised(answer) == normalised(reference) for answer, reference in pairs)
-        by = details | {"normalised": "as SQuAD's"}
-        found.append(Score("exact match", hits / count, *share_interval(hits, count), count, details=by))
+        hits = [normalised(answer) == normalised(reference) for answer, reference in pairs]
+        by, bounds = details | {"normalised": "as SQuAD's"}, share_interval(sum(hits), count)
+        found.append(Score.of("exact match", ByRow.of_values(hits), bounds=bounds, details=by))
     if "f1" in job.wanted:
         values = [token_f1(answer, reference) for answer, reference in pairs]
         by = details | {"normalised": "as SQuAD's"}
-        found.append(Score("token F1", float(np.mean(values)), *interval(values), count, details=by))
+        found.append(Score.of("token F1", ByRow.of_values(values), details=by))
     return found + [corpus_score(name, answers, references, details) for name in job.wanted if name in _BY_SACREBLEU]
 
 
@@ -166,15 +167,9 @@ def corpus_score(metric: str, answers: Sequence[str], references: Sequence[str],
 
     name, class_name = _BY_SACREBLEU[metric]
     scorer = getattr(metrics, class_name)()
-    value = scorer.corpus_score(list(answers), [list(references)]).score
     # What sacrebleu's own bootstrap draws from: counts of each row, whose sums make the figure of a corpus.
     counts = np.array(scorer._extract_corpus_statistics(list(answers), [list(references)]), dtype=np.float64)
-
-    def statistic(drawn: np.ndarray) -> np.ndarray:
-        return np.array([scorer._compute_score_from_stats(sums.tolist()).score for sums in drawn.sum(1)])
-
-    by = details | {"signature": str(scorer.get_signature())}
-    return Score(name, value, *interval(counts, statistic), len(answers), details=by)
+    return Score.of(name, ByRow(counts, metric), details=details | {"signature": str(scorer.get_signature())})
 
 
 KIND = Kind(

@@ -12,10 +12,11 @@ from ..errors import UserError
 from ..generation import sampling
 from ..generator import Generator
 from .answers import encoded, written
-from .intervals import interval, share_interval
+from .intervals import share_interval
 from .kinds import Job, Kind, Settings
 from .sandbox import Limits, Outcome, require_permission, run_program
 from .score import Score
+from .statistics import ByRow
 
 # Where a completion of HumanEval ends (Chen et al. 2021, sec. 3.2): at what cannot belong to the function any more.
 STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n@", "\nassert ")
@@ -176,8 +177,8 @@ def code_scores(
 def _score(k: int, counts: Sequence[tuple[int, int]], details: dict[str, Any]) -> Score:
     rates = [pass_at_k(samples, passed, k) for samples, passed in counts]
     single = all(samples == 1 for samples, _ in counts)
-    low, high = share_interval(sum(rates), len(rates)) if single else interval(rates)
-    return Score(f"pass@{k}", sum(rates) / len(rates), low, high, len(rates), details=details)
+    bounds = share_interval(sum(rates), len(rates)) if single else None
+    return Score.of(f"pass@{k}", ByRow.of_values(rates), bounds=bounds, details=details)
 
 
 def check(settings: Settings) -> None:

@@ -18,8 +18,9 @@ import numpy as np
 
 from ..errors import UserError
 from ..models import first_line
-from .intervals import Statistic, exp_ratio, interval, ratio
+from .intervals import interval
 from .score import Score
+from .statistics import Statistic, exp_ratio, ratio
 
 TASKS = Path(__file__).with_name("tasks")
 _NORMAL = 1.959963984540054
@@ -30,7 +31,7 @@ _SHARES = ("acc", "acc_norm", "exact_match")
 _WEIGHTED: dict[str, Statistic] = {
     "word_perplexity": exp_ratio,
     "byte_perplexity": exp_ratio,
-    "bits_per_byte": lambda rows: ratio(rows) / math.log(2),
+    "bits_per_byte": lambda sums: ratio(sums) / math.log(2),
 }
 
 

@@ -4,59 +4,48 @@ Rows are what is drawn again, as the tokens of one row depend on each other. See
 same interval.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+
+from .statistics import Statistic, ratio
 
 LEVEL = 0.95
 ROUNDS = 2000
 _SEED = 0
 _NORMAL = 1.959963984540054  # of the normal law, for `LEVEL`
-# Values of drawn rows that are held at once.
+# Weights of rows that are held at once.
 _AT_ONCE = 2**22
 
-# Drawn rows (rounds, rows, figures of a row) to one figure a round.
-Statistic = Callable[[np.ndarray], np.ndarray]
 
-
-def mean(rows: np.ndarray) -> np.ndarray:
-    """Of rows with one figure each."""
-    return rows[..., 0].mean(-1)
-
-
-def ratio(rows: np.ndarray) -> np.ndarray:
-    """Sum of the first figures over the sum of the second, as losses of rows over their numbers of tokens."""
-    return rows[..., 0].sum(-1) / rows[..., 1].sum(-1)
-
-
-def exp_ratio(rows: np.ndarray) -> np.ndarray:
-    """Of `ratio`, as perplexities are."""
-    return np.exp(ratio(rows))
-
-
-def interval(rows: Sequence[float] | np.ndarray, statistic: Statistic = mean) -> tuple[float, float]:
+def interval(rows: Sequence[float] | np.ndarray, statistic: Statistic = ratio) -> tuple[float, float]:
     """Bounds between which a figure lies in `LEVEL` of the draws.
 
     Args:
-        rows: figures of each row, shape (rows,) or (rows, figures). Of two models on the same rows, the figures of both
-            beside each other, with a statistic that subtracts: that is the paired interval of their difference.
+        rows: what each row adds to the sums that the figure is made of, shape (rows, columns), or values whose mean it
+            is, shape (rows,). Of two models on the same rows, the columns of both beside each other, with a statistic
+            that subtracts: that is the paired interval of their difference.
 
     Returns:
         Low and high; both are nan where there are fewer than two rows, which say nothing of how they differ.
     """
     table = np.asarray(rows, dtype=np.float64)
-    table = table[:, None] if table.ndim == 1 else table
-    count = len(table)
-    if count < 2:
+    table = np.stack([table, np.ones(len(table))], 1) if table.ndim == 1 else table
+    if len(table) < 2:
         return float("nan"), float("nan")
-    rng = np.random.default_rng(_SEED)
-    step = max(_AT_ONCE // table.size, 1)
-    drawn = [
-        statistic(table[rng.integers(0, count, (min(step, ROUNDS - begun), count))]) for begun in range(0, ROUNDS, step)
-    ]
+    drawn = [statistic(weights @ table) for weights in _weights(len(table))]
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(np.concatenate(drawn), (tail, 1 - tail))
     return float(low), float(high)
+
+
+def _weights(count: int) -> Iterator[np.ndarray]:
+    """How often each row is drawn in each round, shape (rounds, rows), some rounds at a time."""
+    rng = np.random.default_rng(_SEED)
+    step = max(_AT_ONCE // count, 1)
+    for begun in range(0, ROUNDS, step):
+        draws = (rng.integers(0, count, count) for _ in range(min(step, ROUNDS - begun)))
+        yield np.stack([np.bincount(draw, minlength=count) for draw in draws]).astype(np.float64)
 
 
 def share_interval(hits: float, count: int) -> tuple[float, float]:

@@ -163,18 +163,22 @@ def choose(metrics: Sequence[str], head: Head) -> list[Chosen]:
         UserError: a name that is none, or a metric that such a model cannot have.
     """
     check_names(metrics)
-    found = []
+    found: list[Chosen] = []
+    others: dict[str, list[str]] = {}  # metric -> the heads that have it
     for file, names in KINDS.items():
         if metrics and not set(metrics) & set(names):
             continue
         kind = _kind(file)
         wanted = tuple(name for name in names if name in (metrics or kind.unasked))
-        if head in kind.formats:
+        for name in wanted:
+            others.setdefault(name, []).extend(kind.formats)
+        if head in kind.formats and wanted:
             found.append(Chosen(kind, wanted))
-        elif metrics:
-            heads = " or ".join(kind.formats)
-            raise UserError(f"--metrics: {', '.join(wanted)}: is measured of a {heads}, and the model is a {head}")
-    return [chosen for chosen in found if chosen.wanted]
+    for name in metrics:
+        if not any(name in chosen.wanted for chosen in found):
+            heads = " or ".join(dict.fromkeys(others[name]))
+            raise UserError(f"--metrics: {name}: is measured of a {heads}, and the model is a {head}")
+    return found
 
 
 def accepted(chosen: Sequence[Chosen], head: Head, asked: bool) -> tuple[str, ...]:

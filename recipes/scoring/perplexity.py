@@ -17,11 +17,11 @@ import numpy as np
 from ..errors import UserError
 from ..evaluation import virtual_tokens
 from ..tokens.report import IGNORE
-from .intervals import exp_ratio, interval
 from .kinds import Job, Kind, Row, Settings, Tell
 from .losses import token_losses
 from .meter import Meter, counted
 from .score import Score
+from .statistics import ByRow
 from .subject import Subject
 
 _BOTH = ("prompt-completion", "messages")
@@ -80,13 +80,11 @@ def _scores(figures: np.ndarray, name: str, whole: bool, tell: Tell) -> list[Sco
         details = {"nats": nats, f"{unit}s": int(units)}
         if unit == "byte":
             details["bits_per_byte"] = nats / units / math.log(2)
-        with np.errstate(over="ignore", invalid="ignore"):  # draws may be beyond the largest number, too
-            value = float(exp_ratio(figures[:, [0, column]]))
-            if math.isinf(value):
-                tell(f"{name} per {unit}: left out: exp({nats / units:.1f} nats) is beyond the largest number")
-                continue
-            low, high = interval(figures[:, [0, column]], exp_ratio)
-        found.append(Score(f"{name} per {unit}", value, low, high, len(figures), "lower", details))
+        by_row = ByRow(figures[:, [0, column]], "exp_ratio")
+        if math.isinf(by_row.value):
+            tell(f"{name} per {unit}: left out: exp({nats / units:.1f} nats) is beyond the largest number")
+            continue
+        found.append(Score.of(f"{name} per {unit}", by_row, better="lower", details=details))
     return found
 
 

@@ -13,7 +13,7 @@ from ..model_paths import resolve_path
 from ..models import load_pretrained, load_tokenizer_from
 from ..run_folder import RECIPE
 
-Head = Literal["decoder", "encoder-decoder", "masked", "classifier", "tagger"]
+Head = Literal["decoder", "encoder-decoder", "masked", "classifier", "multi-labeller", "regressor", "tagger"]
 # End of an architecture's name -> the head, and what opens it; all others write.
 _READS: dict[str, tuple[Head, str]] = {
     "ForMaskedLM": ("masked", "AutoModelForMaskedLM"),
@@ -93,7 +93,7 @@ def open_subject(path: str, *, trust_remote_code: bool = False) -> Subject:
         head, auto_class = _READS[end]
         model = load_pretrained(path, trust_remote_code=trust_remote_code, auto_class=auto_class)
         tokenizer = load_tokenizer_from(tokenizer_place(path), trust_remote_code=trust_remote_code, ends=False)
-        subject = Subject(path, head, model, tokenizer)
+        subject = Subject(path, _of_problem(model.config) if head == "classifier" else head, model, tokenizer)
     rows = subject.model.get_input_embeddings().weight.shape[0]
     if len(subject.tokenizer) > rows:
         raise UserError(
@@ -103,3 +103,10 @@ def open_subject(path: str, *, trust_remote_code: bool = False) -> Subject:
     if torch.cuda.is_available() and subject.model.device.type == "cpu":
         subject.model.to("cuda")
     return subject
+
+
+def _of_problem(config: Any) -> Head:
+    """What a head on whole texts is for, by the rule of transformers where its config does not say."""
+    known: dict[str, Head] = {"regression": "regressor", "multi_label_classification": "multi-labeller"}
+    otherwise: Head = "regressor" if config.num_labels == 1 else "classifier"
+    return known.get(config.problem_type, "classifier") if config.problem_type else otherwise

@@ -13,6 +13,7 @@ from .answers import answers_of, encoded
 from .intervals import interval, share_interval
 from .kinds import Job, Kind, Settings
 from .score import Score
+from .statistics import ByRow
 from .subject import open_subject
 
 # Rewards that differ by no more may differ by the order of additions alone.
@@ -87,7 +88,6 @@ def win_rate(
     wins, losses = sum(margin > TIE for margin in margins), sum(margin < -TIE for margin in margins)
     ties = len(margins) - wins - losses
     points = wins + ties / 2
-    low, high = share_interval(points, len(margins))
     margin_low, margin_high = interval(margins)
     details = {
         "wins": wins,
@@ -99,7 +99,8 @@ def win_rate(
         "characters": sum(map(len, answers)) / len(answers),
         "characters_of_others": sum(map(len, others)) / len(others),
     }
-    return Score("win rate", points / len(margins), low, high, len(margins), details=details)
+    by_row = ByRow.of_values([0.5 + ((margin > TIE) - (margin < -TIE)) / 2 for margin in margins])
+    return Score.of("win rate", by_row, bounds=share_interval(points, len(margins)), details=details)
 
 
 def _rewards(

@@ -1,10 +1,9 @@
 """Objective `classify`: the loss by hand, classes and their names, and short runs that learn."""
 
-import json
-
 import pytest
 import torch
 import transformers
+from kept import check_kept_rows
 from labelled import SHAPES, built, first_batch, metrics_of, write_recipe
 from torch.nn import functional as F
 
@@ -59,9 +58,12 @@ def test_several_labels_have_a_binary_cross_entropy_each(tmp_path):
 
 
 def test_figures_by_hand(recipe):
-    objective = prepare(recipe()).objective
+    prepared = prepare(recipe())
+    objective = prepared.objective
     logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])  # animal, fruit, stone, animal
-    figures = objective._figures(logits, torch.tensor([0, 1, 0, 0]))
+    objective.logits_of = lambda model, rows: (list(logits), [{"labels": label} for label in (0, 1, 0, 0)])
+    figures = objective.measure(None, [], prepared.held_out)
+    assert objective.held_rows.figures() == pytest.approx({name: figures[name] for name in objective.shown})
     assert figures["accuracy"] == pytest.approx(3 / 4)
     assert figures["macro_f1"] == pytest.approx((4 / 5 + 1 + 0) / 3)
     right, wrong = F.log_softmax(torch.tensor([2.0, 0, 0]), -1)[:2].tolist()
@@ -245,10 +247,7 @@ def test_a_regression_beats_the_mean(tmp_path):
     assert metrics["after"]["loss"] < metrics["after"]["loss_of_the_mean"] / 2
     assert metrics["after"]["mean_absolute_error"] < metrics["before"]["mean_absolute_error"]
     assert not metrics["measured"]["higher_is_better"]
-    kept = json.loads((folder / "held_out.json").read_text(encoding="utf-8"))["after"]["parts"]
-    for name in ("loss", "mean_absolute_error"):
-        values = [value for value, weight in kept[name] if weight == 1]
-        assert sum(values) / metrics["after"]["rows"] == pytest.approx(metrics["after"][name], rel=1e-5)
+    check_kept_rows(folder)
     float(metrics["samples_after"][0]["answer"])
 
 
@@ -269,6 +268,7 @@ def test_a_run_of_several_labels(tmp_path):
     assert metrics["checks"]["accumulated gradients equal those of one batch"] == "passed"
     assert metrics["after"]["micro_f1"] > max(metrics["before"]["micro_f1"], 0.6)
     assert metrics["history"][-2]["eval_micro_f1"] == pytest.approx(metrics["after"]["micro_f1"])
+    check_kept_rows(folder)
 
 
 def test_a_result_no_better_than_the_majority_is_said(recipe, capsys):

@@ -9,27 +9,38 @@ from anyformer.recipes.label_metrics import (
     accuracy,
     edit_distance,
     error_rate,
+    exact_match,
     macro_f1,
     marks_spans,
-    set_f1,
+    micro_f1,
     span_f1,
     spans,
 )
+from anyformer.recipes.scoring.statistics import macro_f1 as macro_f1_of_sums
 
 
 def test_accuracy_and_macro_f1():
-    truth, predicted = list("aaabbc"), list("aabbbd")
-    assert accuracy(truth, predicted) == pytest.approx(4 / 6)
-    # a: 2 of 3 wanted, 2 given -> 4/5; b: 2 of 2, 3 given -> 4/5; c and d: never right.
-    assert macro_f1(truth, predicted) == pytest.approx((4 / 5 + 4 / 5 + 0 + 0) / 4)
-    assert macro_f1("ab", "ab") == 1
+    truth, predicted = ["aa", "abb", "c"], ["aa", "bbb", "d"]  # rows of labels
+    assert accuracy(truth, predicted).value == pytest.approx(4 / 6)
+    # a: 2 of 3 wanted, 2 given -> 4/5; b: 2 of 2, 3 given -> 4/5; c and d: never right; e does not occur.
+    assert macro_f1(truth, predicted, "abcde").value == pytest.approx((4 / 5 + 4 / 5 + 0 + 0) / 4)
+    assert macro_f1(["ab"], ["ab"], "ab").value == 1
+    assert exact_match(["ab", "c"], ["ab", "d"]).value == 0.5
+
+
+def test_what_rows_add_makes_the_figure_of_any_of_them():
+    rng = random.Random(1)
+    truth, predicted = ([rng.choices("abcd", k=3) for _ in range(30)] for _ in range(2))
+    whole, chosen = macro_f1(truth, predicted, "abcdef"), [rng.randrange(30) for _ in range(30)]
+    drawn = macro_f1([truth[i] for i in chosen], [predicted[i] for i in chosen], "abcd").value
+    assert macro_f1_of_sums(whole.rows[chosen].sum(0)) == pytest.approx(drawn)
 
 
 def test_f1_of_sets():
-    micro, macro = set_f1([{1, 2}, {2}, set()], [{1}, {2, 3}, set()])
-    assert micro == pytest.approx(2 * 2 / (3 + 3))
-    assert macro == pytest.approx((1 + 2 / 3 + 0) / 3)
-    assert set_f1([set()], [set()]) == (0, 0)
+    truth, predicted = [[1, 2], [2], []], [[1], [2, 3], []]
+    assert micro_f1(truth, predicted).value == pytest.approx(2 * 2 / (3 + 3))
+    assert macro_f1(truth, predicted, range(5), sets=True).value == pytest.approx((1 + 2 / 3 + 0) / 3)
+    assert (micro_f1([[]], [[]]).value, macro_f1([[]], [[]], range(5), sets=True).value) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +65,9 @@ def test_spans(tags, found):
 def test_span_f1_wants_name_and_both_ends():
     truth = [["B-A", "I-A", "O"], ["B-B", "O", "B-A"]]
     predicted = [["B-A", "I-A", "I-A"], ["B-B", "O", "B-B"]]
-    assert span_f1(truth, predicted) == pytest.approx(2 * 1 / (3 + 3))
-    assert span_f1(truth, truth) == 1
-    assert span_f1([["O"]], [["O"]]) == 0
+    assert span_f1(truth, predicted).value == pytest.approx(2 * 1 / (3 + 3))
+    assert span_f1(truth, truth).value == 1
+    assert span_f1([["O"]], [["O"]]).value == 0
 
 
 @pytest.mark.parametrize(
@@ -95,6 +106,6 @@ def test_edit_distance_against_its_definition():
 
 
 def test_error_rates():
-    assert error_rate(["abcd", "ab"], ["abxd", ""]) == pytest.approx((1 + 2) / 6)
-    assert error_rate([["a", "b"]], [["a", "b", "c", "d", "e"]]) == pytest.approx(3 / 2)
-    assert error_rate([""], [""]) == 0
+    assert error_rate(["abcd", "ab"], ["abxd", ""]).value == pytest.approx((1 + 2) / 6)
+    assert error_rate([["a", "b"]], [["a", "b", "c", "d", "e"]]).value == pytest.approx(3 / 2)
+    assert error_rate([""], [""]).value == 0

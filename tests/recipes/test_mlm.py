@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kept import check_kept_rows
 from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 from tuning import assert_equal_weights
@@ -345,6 +346,7 @@ def test_pairs_are_learned_and_measured(recipe):
     measured = next(entry["eval_loss"] for entry in metrics["history"] if "eval_loss" in entry)
     assert measured == pytest.approx(after["loss"], rel=0.2)  # the trainer's is a mean over batches
     assert type(AutoModelForPreTraining.from_pretrained(folder)).__name__ == "AnyformerForPreTraining"
+    check_kept_rows(folder)
 
 
 @pytest.mark.parametrize("kind", ["mlm", "mlm-nsp"])

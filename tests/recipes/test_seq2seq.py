@@ -175,6 +175,7 @@ def test_figures_of_answers(recipe):
     references = [objective._text(row["labels"]) for row in prepared.held_out.dataset]
     objective.answers = lambda model, rows, limit: [reference[:-1] for reference in references]
     figures = objective.measure(model, prepared.splits.eval, prepared.held_out)
+    assert objective.held_rows.figures() == pytest.approx({name: figures[name] for name in objective.shown})
     assert figures["exact_match"] == 0 and figures["word_error_rate"] == 1
     assert figures["character_error_rate"] == pytest.approx(len(references) / sum(map(len, references)))
     objective.answers = lambda model, rows, limit: references

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from kept import check_kept_rows
 from labelled import SHAPES, built, first_batch, metrics_of, write_recipe
 from torch.nn import functional as F
 from transformers import pipeline
@@ -11,6 +12,7 @@ from transformers import pipeline
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.prepare import prepare
 from anyformer.recipes.run import run_recipe
+from anyformer.recipes.scoring.statistics import values_of
 
 NAMES = {"Ann": "PER", "Bo Li": "PER", "Rome": "LOC", "New York": "LOC"}
 
@@ -103,7 +105,7 @@ def test_figures_by_hand(recipe):
     given = [["B-PER", "I-PER", "O"], ["B-PER", "O"]]
     targets = [[-100, *(number[tag] for tag in row), -100] for row in wanted]
     predicted = [[0, *(number[tag] for tag in row), 1] for row in given]
-    figures = objective._figures(predicted, targets)
+    figures = values_of(objective._by_row(predicted, targets))
     assert figures["token_accuracy"] == pytest.approx(4 / 5)
     assert figures["entity_f1"] == pytest.approx(2 * 1 / 4)
     # B-PER: 1 of 1 wanted, 2 given; I-PER and O right; B-LOC never.
@@ -145,6 +147,7 @@ def test_a_run_beats_the_majority_and_opens_as_a_pipeline(tmp_path, rows, shape)
         assert seen[f"eval_{name}"] == pytest.approx(after[name])
     found = pipeline("token-classification", model=str(folder))("Ann saw Rome")
     assert {item["entity"] for item in found} <= {"B-PER", "I-PER", "B-LOC", "I-LOC"}
+    check_kept_rows(folder)
     sample = metrics["samples_after"][0]
     assert sample["answer"].count("/") == len(sample["prompt"].split())
 

@@ -11,7 +11,8 @@ import pytest
 import anyformer  # noqa: F401 - registers the model with the Auto classes
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.scoring.harness import run_harness, shipped_tasks
-from anyformer.recipes.scoring.intervals import exp_ratio, interval
+from anyformer.recipes.scoring.intervals import interval
+from anyformer.recipes.scoring.statistics import exp_ratio
 
 POSITIONS = 48
 TEXTS = ["the cat sat on the mat", "a dog, a log and a much longer line of text " * 3, "x"]

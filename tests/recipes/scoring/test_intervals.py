@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from anyformer.recipes.scoring.intervals import LEVEL, exp_ratio, interval, mean, ratio, share_interval
+from anyformer.recipes.scoring.intervals import LEVEL, ROUNDS, interval, share_interval
+from anyformer.recipes.scoring.statistics import STATISTICS, ByRow, exp_ratio, ratio
 
 
 def test_a_mean_has_the_interval_of_the_normal_law():
@@ -24,7 +25,8 @@ def test_the_true_value_lies_inside_as_often_as_promised():
 
 def test_ratios_weigh_rows_by_their_tokens_and_are_drawn_by_row():
     table = np.array([[2.0, 1.0], [3.0, 3.0], [10.0, 4.0]])
-    assert ratio(table) == pytest.approx(15 / 8) and exp_ratio(table) == pytest.approx(math.exp(15 / 8))
+    sums = table.sum(0)
+    assert ratio(sums) == pytest.approx(15 / 8) and exp_ratio(sums) == pytest.approx(math.exp(15 / 8))
     low, high = interval(table, ratio)
     assert 1.0 <= low < 15 / 8 < high <= 2.5
 
@@ -33,13 +35,14 @@ def test_pairs_leave_out_what_rows_share():
     rng = np.random.default_rng(7)
     hardness = rng.normal(0, 5, 200)
     first, second = hardness + rng.normal(0, 0.1, 200), hardness + 0.2 + rng.normal(0, 0.1, 200)
-    low, high = interval(np.stack([first, second], 1), lambda rows: (rows[..., 1] - rows[..., 0]).mean(-1))
+    low, high = ByRow.of_values(second).bounds_of_difference(ByRow.of_values(first))
     assert 0.1 < low < 0.2 < high < 0.3
+    assert np.subtract(*ByRow.of_values(second).bounds()[::-1]) > 1  # each by itself
 
 
 def test_the_same_rows_give_the_same_interval_and_one_row_gives_none():
     rows = np.arange(50.0)
-    assert interval(rows) == interval(rows, mean)
+    assert interval(rows) == interval(rows) == interval(np.stack([rows, np.ones(50)], 1), ratio)
     assert all(math.isnan(bound) for bound in interval([1.0]))
 
 
@@ -49,3 +52,27 @@ def test_shares_have_the_interval_of_wilson():
         assert share_interval(hits, count) == pytest.approx((low, high), abs=5e-5)
     assert share_interval(1, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
     assert share_interval(5, 5)[1] == 1.0 and all(math.isnan(bound) for bound in share_interval(0, 0))
+
+
+def test_drawing_by_weights_is_drawing_rows():
+    table = np.random.default_rng(2).uniform(1, 5, (17, 2))
+    drawn = table[np.random.default_rng(0).integers(0, 17, (ROUNDS, 17))].sum(1)
+    assert interval(table, exp_ratio) == pytest.approx(np.quantile(exp_ratio(drawn), (0.025, 0.975)))
+
+
+def test_statistics_by_hand():
+    assert STATISTICS["sum_of_ratios"](np.array([6.0, 2, 1, 4, 0, 0])) == 3.25
+    assert STATISTICS["expected_run"](np.array([1.0, 2, 3, 4, 0, 0])) == 1 + 1 / 2 + 1 / 2 * 3 / 4
+    assert STATISTICS["share"](np.array([0.0, 0])) == 0 and math.isnan(ratio(np.zeros(2)))
+    x, y = np.random.default_rng(4).normal(size=(2, 40))
+    y += x
+    sums = np.stack([np.ones(40), x, y, x * x, y * y, x * y], 1).sum(0)
+    assert STATISTICS["pearson"](sums) == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert math.isnan(STATISTICS["pearson"](np.array([3.0, 3, 6, 3, 12, 6])))  # nothing varies
+
+
+def test_figures_of_other_kinds_or_rows_are_not_subtracted():
+    of = ByRow.of_values([1.0, 2.0])
+    for other in (ByRow(of.rows, "exp_ratio"), ByRow.of_values([1.0])):
+        with pytest.raises(ValueError, match="no figures of the same rows"):
+            of.bounds_of_difference(other)
