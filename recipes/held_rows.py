@@ -11,10 +11,7 @@ import numpy as np
 
 from .errors import UserError
 from .run_folder import HELD_OUT, write_text
-from .scoring.statistics import STATISTICS, ByRow
-
-# Numbers of a figure that are kept: some megabytes, as of 10,000 rows and 60 classes.
-_MOST = 2_000_000
+from .scoring.statistics import MOST_NUMBERS, STATISTICS, ByRow
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class HeldRows:
 
     def adding(self, **figures: ByRow) -> "HeldRows":
         """The same with further figures of the same rows in the same order, but for those of very many numbers."""
-        kept = {name: figure for name, figure in figures.items() if figure.rows.size <= _MOST}
+        kept = {name: figure for name, figure in figures.items() if figure.rows.size <= MOST_NUMBERS}
         return HeldRows(
             self.digests,
             {**self.parts, **{name: figure.rows.tolist() for name, figure in kept.items()}},

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .differences import Line, environment_differences, recipe_differences
 from .figures import Figure, compare_figures, figure_as_dict
 from .folders import Run, read_runs
-from .scores import ScoreLine, compare_scores
+from .scores import ScoreLine, compare_scores, score_as_dict
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Comparison:
             "figures": [figure_as_dict(figure, self.runs) for figure in self.figures],
             "scores": [
                 {"name": score.name, "data": score.data, "better": score.better, "apart": score.apart}
-                | {"runs": dict(zip(self.names, (c and asdict(c) for c in score.cells), strict=True))}
+                | {"runs": dict(zip(self.names, map(score_as_dict, score.cells), strict=True))}
                 for score in self.scores
             ],
             "training": lines(self.training),

@@ -93,7 +93,7 @@ def _cells(name: str, runs: Sequence[Run]) -> list[Cell | None]:
         if after is None:
             cells.append(Cell(before, None))
             continue
-        having = [other for other in runs[:number] if name in other.figures("after")]
+        having = [other for other in counterparts(run, runs[:number]) if name in other.figures("after")]
         like = next((other for other in having if not _apart(other, run, name)), None)
         if like is not None:
             cells.append(Cell(before, after, change, _difference(like, "after", run, "after", name), like.name))
@@ -101,6 +101,11 @@ def _cells(name: str, runs: Sequence[Run]) -> list[Cell | None]:
             reason = f"not comparable with {having[0].name}: {_apart(having[0], run, name)}" if having else None
             cells.append(Cell(before, after, change, reason=reason))
     return cells
+
+
+def counterparts(run: Run, others: Sequence[Run]) -> list[Run]:
+    """The others, those in folders of the same name first: the same stage of another pipeline."""
+    return sorted(others, key=lambda other: other.path.resolve().name != run.path.resolve().name)
 
 
 def _direction(name: str, runs: Sequence[Run]) -> bool | None:
@@ -169,6 +174,9 @@ def _apart(one: Run, other: Run, name: str) -> str | None:
         if _part(rows, name) is None:
             return f"{run.name} keeps no {name.replace('_', ' ')} of single rows"
     assert first is not None and second is not None
+    parts = [_part(rows, name) for rows in (first, second)]
+    if len({part.rows.shape[1] for part in parts if part is not None}) > 1:
+        return "it is made of other numbers of classes"
     if first.digests == second.digests:
         return None
     return _rows_apart(first.digests, second.digests) + _cause([key for key in differ if key.startswith(HELD_OUT_BY)])

@@ -12,6 +12,7 @@ from ..errors import UserError
 from ..evaluation import Sample
 from ..held_rows import HeldRows, kept_rows
 from ..run_folder import FIGURES, MARKER, METRICS, RECIPE, Record
+from ..scoring.score_rows import with_rows
 
 # What `anyformer eval` leaves in a run folder, and a pipeline in its own.
 SCORES, PIPELINE = "scores.json", "pipeline.json"
@@ -26,7 +27,8 @@ class Run:
         recipe: resolved, as plain data.
         rows: `before` and `after` -> what each held-out row adds to the figures.
         history: the trainer's log, by step.
-        scores: what `anyformer eval` left, each with the `digest` of its data, None where that is not kept.
+        scores: what `anyformer eval` left, each with the `digest` of its data and `by_row`, what rows add to it; None
+            where that is not kept.
         remarks: what of it cannot be shown, and why.
     """
 
@@ -225,7 +227,7 @@ def _scores(file: Path) -> list[dict[str, Any]]:
         if fault := _score_fault(score):
             raise UserError(f"{file} is damaged ({fault} of score {number}): {remedy}")
     digests = _digests(stored.get("data"))
-    return [score | {"digest": digests.get(score.get("data"))} for score in stored["scores"]]
+    return with_rows(file.parent, [score | {"digest": digests.get(score.get("data"))} for score in stored["scores"]])
 
 
 def _score_fault(score: Any) -> str | None:

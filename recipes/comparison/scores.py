@@ -1,12 +1,13 @@
-"""Figures of `anyformer eval` beside each other, and why they may not be of the same thing."""
+"""Figures of `anyformer eval` beside each other, their differences, and why they may not be of the same thing."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..scoring.statistics import ByRow
 from .differences import in_words
-from .figures import Estimate
+from .figures import Estimate, bounded, counterparts, subtracted
 from .folders import Run
 
 _ANSWERED = ("max_new_tokens",)
@@ -20,15 +21,38 @@ _DEFINED_BY: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
+class ScoreCell:
+    """A score of one run.
+
+    Attributes:
+        difference: this run less `against`, an earlier one of the comparison, of the same rows in pairs; None where
+            they are not of the same thing, or rows are not kept.
+    """
+
+    estimate: Estimate
+    count: int
+    difference: Estimate | None = None
+    against: str | None = None
+
+
+@dataclass(frozen=True)
 class ScoreLine:
-    """A figure of `anyformer eval` in each run that has it; `apart`: why they are not of the same thing, if so."""
+    """A figure of `anyformer eval` in each run.
+
+    Attributes:
+        cells: by run; None where a run does not have it.
+        apart: why they are not of the same thing, if so.
+    """
 
     name: str
     data: str
     better: str
-    cells: tuple[Estimate | None, ...]
-    counts: tuple[int | None, ...]
+    cells: tuple[ScoreCell | None, ...]
     apart: str | None
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.better == "higher"
 
 
 def compare_scores(runs: Sequence[Run]) -> list[ScoreLine]:
@@ -39,19 +63,33 @@ def compare_scores(runs: Sequence[Run]) -> list[ScoreLine]:
             found.setdefault((score["name"], score.get("data") or ""), {})[number] = score
     lines = []
     for (name, data), by_run in found.items():
-        cells = [by_run.get(number) for number in range(len(runs))]
-        counts = tuple(None if cell is None else int(cell["count"]) for cell in cells)
+        by_name = {runs[number].name: score for number, score in by_run.items()}
+        apart, cells = _apart(name, by_name), {}
+        for number, score in by_run.items():
+            earlier = [run for run in runs[:number] if run.name in by_name] if apart is None else []
+            other = next((run.name for run in counterparts(runs[number], earlier)), None)
+            cells[number] = _cell(score, other, None if other is None else by_name[other])
         better = str(next(iter(by_run.values())).get("better", "higher"))
-        values = tuple(None if cell is None else _estimate(cell) for cell in cells)
-        apart = _apart(name, {runs[number].name: score for number, score in by_run.items()})
-        lines.append(ScoreLine(name, data, better, values, counts, apart))
+        lines.append(ScoreLine(name, data, better, tuple(map(cells.get, range(len(runs)))), apart))
     return lines
 
 
-def _estimate(score: dict[str, Any]) -> Estimate:
-    bounds = score["low"], score["high"]
-    sure = not any(bound is None or math.isnan(bound) for bound in bounds)
-    return Estimate(float(score["value"]), *map(float, bounds)) if sure else Estimate(float(score["value"]))
+def score_as_dict(cell: ScoreCell | None) -> dict[str, Any] | None:
+    """As plain data."""
+    if cell is None:
+        return None
+    found = asdict(cell)
+    return found.pop("estimate") | found
+
+
+def _cell(score: dict[str, Any], against: str | None, other: dict[str, Any] | None) -> ScoreCell:
+    """A score and, where there is another one of the same thing, its difference from that."""
+    bounds = (math.nan if score[bound] is None else float(score[bound]) for bound in ("low", "high"))
+    estimate, count = bounded(float(score["value"]), (next(bounds), next(bounds))), int(score["count"])
+    of, less = score.get("by_row"), None if other is None else other.get("by_row")
+    if other is None or of is None or less is None:
+        return ScoreCell(estimate, count)
+    return ScoreCell(estimate, count, subtracted(estimate.value - float(other["value"]), of, less), against)
 
 
 def _apart(name: str, scores: dict[str, dict[str, Any]]) -> str | None:
@@ -69,6 +107,8 @@ def _apart(name: str, scores: dict[str, dict[str, Any]]) -> str | None:
     rows = _groups({run: score["digest"] for run, score in scores.items()})
     if len(rows) > 1:
         return f"not of the same data: other rows in {' than in '.join(', '.join(names) for names in rows.values())}"
+    if name.endswith("per token") and _cut_otherwise([score.get("by_row") for score in scores.values()]):
+        return "not measured alike: the rows have other tokens"
     keys = next((keys for start, keys in _DEFINED_BY.items() if name.startswith(start)), ())
     if keys and (silent := [run for run, score in scores.items() if not score.get("settings")]):
         return f"perhaps not measured alike: {', '.join(keys)} not kept by {', '.join(silent)}"
@@ -79,6 +119,12 @@ def _apart(name: str, scores: dict[str, dict[str, Any]]) -> str | None:
             told = " and ".join(f"{value} in {', '.join(names)}" for value, names in values.items())
             reasons.append(f"{key} is {told}")
     return f"not measured alike: {'; '.join(reasons)}" if reasons else None
+
+
+def _cut_otherwise(rows: Sequence[ByRow | None]) -> bool:
+    """Whether the numbers of tokens of the rows are known to differ."""
+    counts = [found.rows[:, 1].tolist() for found in rows if found is not None]
+    return any(other != counts[0] for other in counts)
 
 
 def _groups(values: dict[str, str]) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ from ..console import harmless
 from .collect import Answers, Comparison
 from .differences import Line
 from .figures import Figure
-from .wording import NOTE, SCORES_NOTE, difference_in_words, signed, title, value_in_words
+from .wording import NOTE, SCORES_NOTE, difference_in_words, score_in_words, signed, title, value_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +67,8 @@ def _scores(comparison: Comparison) -> "Table":
         on = f" on {score.data}" if score.data else ""
         apart = f"; {score.apart}" if score.apart else ""
         about = f"{score.name}{on} ({score.better} is better{apart})"
-        table.add_row(*(Text(harmless(text)) for text in (about, *map(value_in_words, score.cells))))
+        cells = (score_in_words(score, cell) for cell in score.cells)
+        table.add_row(*(Text(harmless(text)) for text in (about, *cells)))
     return table
 
 

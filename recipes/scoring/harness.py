@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..models import first_line
 from .intervals import interval
 from .score import Score
-from .statistics import Statistic, exp_ratio, ratio
+from .statistics import ByRow, Statistic, exp_ratio, ratio
 
 TASKS = Path(__file__).with_name("tasks")
 _NORMAL = 1.959963984540054
@@ -152,13 +152,14 @@ def _scores(found: dict[str, Any]) -> Iterator[Score]:
             metric, comma, name = key.partition(",")
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
+            values = _values(found["samples"].get(task, []), metric, name)
             error = figures.get(f"{metric}_stderr,{name}")
             error = float(error) if isinstance(error, int | float) else math.nan
             low, high = value - _NORMAL * error, value + _NORMAL * error
             if metric in _SHARES:
                 low, high = max(low, 0.0), min(high, 1.0)
             if math.isnan(error) and metric in _WEIGHTED:
-                low, high = _redrawn(found["samples"].get(task, []), metric, name)
+                low, high = _redrawn(values, metric)
             rising = found["higher_is_better"].get(task, {}).get(metric)
             yield Score(
                 name=" ".join([task, metric, *([] if name == "none" else [name])]),
@@ -175,11 +176,29 @@ def _scores(found: dict[str, Any]) -> Iterator[Score]:
                     "version": found["versions"].get(task),
                     "num_fewshot": found["n-shot"].get(task),
                 },
+                by_row=_by_row(values, float(value), metric),
             )
 
 
-def _redrawn(samples: Sequence[dict[str, Any]], metric: str, name: str) -> tuple[float, float]:
-    pairs = [sample[metric] for sample in samples if sample.get("filter", name) == name]
-    if len(pairs) < 2:
+def _values(samples: Sequence[dict[str, Any]], metric: str, name: str) -> list[Any]:
+    """What the harness logs of each document."""
+    return [sample[metric] for sample in samples if sample.get("filter", name) == name and metric in sample]
+
+
+def _by_row(values: Sequence[Any], figure: float, metric: str) -> ByRow | None:
+    """What documents add to a figure; None where it is made in a way of the harness's own."""
+    try:
+        if metric in _WEIGHTED:
+            sums, statistic = [(-total, weight) for total, weight in values], "exp_ratio"
+        else:
+            sums, statistic = [(float(value), 1.0) for value in values], "ratio"
+    except (TypeError, ValueError):
+        return None
+    found = ByRow(np.array(sums, dtype=np.float64).reshape(-1, 2), statistic)
+    return found if len(sums) > 1 and math.isclose(found.value, figure, rel_tol=1e-6, abs_tol=1e-12) else None
+
+
+def _redrawn(values: Sequence[tuple[float, float]], metric: str) -> tuple[float, float]:
+    if len(values) < 2:
         return math.nan, math.nan
-    return interval(np.array([(-total, weight) for total, weight in pairs]), _WEIGHTED[metric])
+    return interval(np.array([(-total, weight) for total, weight in values]), _WEIGHTED[metric])

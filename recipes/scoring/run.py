@@ -13,6 +13,7 @@ from .kinds import Chosen, Job, Settings, Tell, accepted, check_settings, choose
 from .results import SCORES, as_dict, bounds, check_file, of_tasks, write, write_card
 from .rows import Rows, read_held_out, read_named
 from .score import Score
+from .score_rows import keep_rows
 from .subject import Subject, open_subject, run_of
 
 Report = Callable[[dict[str, Any]], None]
@@ -63,7 +64,7 @@ def evaluate(
     asked = {"on": on, "metrics": list(metrics), "limit": limit, **settings.as_dict()}
     found = as_dict(path, rows, scores, asked)
     report(found)
-    _keep(found, subject, output)
+    _keep(found, scores, subject, output)
     return found
 
 
@@ -105,7 +106,7 @@ def evaluate_tasks(
     asked = {"tasks": list(tasks), "limit": limit, "num_fewshot": num_fewshot, "batch_size": batch_size}
     found = of_tasks(path, scores, asked)
     report(found)
-    _keep(found, subject, output)
+    _keep(found, scores, subject, output)
     return found
 
 
@@ -117,12 +118,14 @@ def _check_target(path: str, output: Path | None) -> None:
         check_file(run / SCORES)
 
 
-def _keep(found: dict[str, Any], subject: Subject, output: Path | None) -> None:
+def _keep(found: dict[str, Any], scores: Sequence[Score], subject: Subject, output: Path | None) -> None:
     """In the file that the user names, or in the folder of the model's run and on its card."""
     if output is not None:
         write(output, found)
     elif subject.run is not None:
-        write_card(subject.run, write(subject.run / SCORES, found))
+        whole = write(subject.run / SCORES, found)
+        keep_rows(subject.run, found, scores)
+        write_card(subject.run, whole)
 
 
 def _rows_for(subject: Subject, chosen: Sequence[Chosen], on: str | None, asked: bool, limit: int | None) -> Rows:

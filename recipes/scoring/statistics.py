@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 Statistic = Callable[[np.ndarray], np.ndarray]
+# Of a figure's rows, beyond which they are not kept in a file: some megabytes, as of 10,000 rows and 60 classes.
+MOST_NUMBERS = 2_000_000
 
 
 def ratio(sums: np.ndarray) -> np.ndarray:

@@ -2,15 +2,20 @@
 
 import json
 
+import numpy as np
 import pytest
 from made_runs import write_run
 
 from anyformer.recipes.comparison.collect import compare_runs
 from anyformer.recipes.comparison.page import render
+from anyformer.recipes.comparison.wording import score_in_words
+from anyformer.recipes.errors import UserError
 from anyformer.recipes.scoring.kinds import Sampling, Settings
 from anyformer.recipes.scoring.results import as_dict, write
 from anyformer.recipes.scoring.rows import Rows
 from anyformer.recipes.scoring.score import Score
+from anyformer.recipes.scoring.score_rows import keep_rows
+from anyformer.recipes.scoring.statistics import ByRow
 
 ROWS = [{"prompt": f"{at}", "completion": "x"} for at in range(4)]
 
@@ -32,8 +37,10 @@ def evaluation(name="exact match", *, value=0.25, count=4, rows=ROWS, settings=N
 
 def test_scores_stand_beside_each_other(tmp_path):
     (line,) = lines_of(tmp_path, evaluation(), evaluation(value=0.375))
-    assert [(cell.value, cell.low, cell.high) for cell in line.cells] == [(0.25, 0.1, 0.5), (0.375, 0.1, 0.5)]
-    assert (line.name, line.data, line.counts, line.apart) == ("exact match", "held out", (4, 4), None)
+    estimates = [cell.estimate for cell in line.cells]
+    assert [(each.value, each.low, each.high) for each in estimates] == [(0.25, 0.1, 0.5), (0.375, 0.1, 0.5)]
+    assert (line.name, line.data, line.apart) == ("exact match", "held out", None)
+    assert [(cell.count, cell.difference) for cell in line.cells] == [(4, None)] * 2  # which keep no rows
 
 
 def test_other_counts_are_told(tmp_path):
@@ -102,4 +109,110 @@ def test_what_eval_writes_has_digests(tmp_path):
     write(folders[1] / "scores.json", evaluation("accuracy", rows=ROWS[:2], count=2))
     first, second = compare_runs(folders).scores
     assert first.apart is None and None not in first.cells
-    assert second.cells[0] is None and second.counts == (None, 2) and second.apart is None
+    assert second.cells[0] is None and second.cells[1].count == 2 and second.apart is None
+
+
+# Differences
+
+
+def measured(folder, by_row, name="exact match", **of):
+    """A run that `eval` has measured, through its own writers."""
+    if not folder.exists():
+        write_run(folder)
+    rows = Rows("held out", "prompt-completion", of.pop("data", ROWS))
+    scores = [Score.of(name, by_row, **of)]
+    found = as_dict("m", rows, scores, Settings().as_dict())
+    write(folder / "scores.json", found)
+    keep_rows(folder, found, scores)
+    return folder
+
+
+def test_scores_of_the_same_rows_are_subtracted_in_pairs(tmp_path):
+    rng = np.random.default_rng(0)
+    data = [{"prompt": f"{at}", "completion": "x"} for at in range(60)]
+    hard, gain = rng.normal(0, 5, 60), rng.normal(1, 0.2, 60)
+    tables = [ByRow(np.stack([hard + 20 + by, np.full(60, 4.0)], 1), "exp_ratio") for by in (0, gain)]
+    folders = [
+        measured(tmp_path / name, table, "perplexity per byte", data=data, better="lower")
+        for name, table in zip("ab", tables, strict=True)
+    ]
+    (line,) = compare_runs(folders).scores
+    first, second = line.cells
+    assert first.difference is None and second.against == "a"
+    assert second.difference.value == pytest.approx(second.estimate.value - first.estimate.value)
+    assert 0 < second.difference.low < second.difference.value < second.difference.high
+    assert second.difference.high - second.difference.low < 0.3 * (second.estimate.high - second.estimate.low)
+    assert score_in_words(line, second).endswith("against a: worse")
+    assert "against a" in render(compare_runs(folders)) and "worse" in render(compare_runs(folders))
+    told = compare_runs(folders).as_dict()["scores"][0]["runs"]["b"]
+    assert told["value"] == second.estimate.value and told["difference"]["low"] == second.difference.low
+
+
+def test_an_earlier_evaluation_is_not_subtracted(tmp_path):
+    folders = [measured(tmp_path / name, ByRow.of_values([1, 0, 0, 1])) for name in "ab"]
+    assert compare_runs(folders).scores[0].cells[1].difference.value == 0
+    found = evaluation(value=0.25)
+    write(folders[1] / "scores.json", found)  # whose rows are not kept
+    (line,) = compare_runs(folders).scores
+    assert line.apart is None and [cell.difference for cell in line.cells] == [None, None]
+
+
+def test_other_rows_or_other_tokens_are_not_subtracted(tmp_path):
+    values = ByRow.of_values([1, 0, 0, 1])
+    one = measured(tmp_path / "one", values)
+    other = measured(tmp_path / "other", values, data=[{"prompt": "5", "completion": "x"}] * 4)
+    (line,) = compare_runs([one, other]).scores
+    assert line.apart and line.cells[1].difference is None
+    tables = [ByRow(np.array([[2.0, 4 + by], [3, 5], [1, 2], [4, 4]]), "exp_ratio") for by in (0, 1)]
+    folders = [
+        measured(tmp_path / name, table, "perplexity per token", better="lower")
+        for name, table in zip("ab", tables, strict=True)
+    ]
+    (line,) = compare_runs(folders).scores
+    assert line.apart == "not measured alike: the rows have other tokens" and line.cells[1].difference is None
+
+
+def test_scores_without_all_rows_or_with_very_many_numbers_keep_none(tmp_path, monkeypatch):
+    for table in (ByRow.of_values([1, 0, 0]), ByRow(np.array([[np.inf, 1.0], [1, 1], [1, 1], [1, 1]]))):
+        folder = write_run(tmp_path / str(len(table.rows)))
+        scores = [Score("exact match", 0.5, 0.1, 0.9, len(table.rows), by_row=table)]
+        keep_rows(folder, as_dict("m", Rows("held out", "text", ROWS), scores, {}), scores)
+        assert json.loads((folder / "scores_rows.json").read_text()) == {}
+    monkeypatch.setattr("anyformer.recipes.scoring.score_rows.MOST_NUMBERS", 7)
+    folder = measured(tmp_path / "many", ByRow.of_values([1, 0, 0, 1]))
+    assert json.loads((folder / "scores_rows.json").read_text()) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"d": {"x": 1}}',
+        '{"d": {"x": {"value": 0.5, "statistic": "median", "rows": [[1, 1]]}}}',
+        '{"d": {"x": {"value": 0.5, "statistic": "ratio", "rows": [[1, 1], [1]]}}}',
+        '{"d": {"x": {"value": 0.5, "statistic": "ratio", "rows": []}}}',
+        '{"d": {"x": {"value": 0.5, "statistic": "ratio", "rows": [["1", 1]]}}}',
+    ],
+)
+def test_damaged_rows_of_scores_are_named_and_measured_anew(tmp_path, text):
+    values = ByRow.of_values([1, 0, 0, 1])
+    folders = [measured(tmp_path / name, values) for name in "ab"]
+    (folders[1] / "scores_rows.json").write_text(text)
+    with pytest.raises(UserError, match=r"scores_rows\.json is damaged .*run `anyformer eval` again"):
+        compare_runs(folders)
+    measured(folders[1], values)
+    assert compare_runs(folders).scores[0].cells[1].difference.value == 0
+
+
+def test_stages_of_pipelines_are_held_against_their_counterparts(tmp_path):
+    for line in "ab":
+        for stage in ("one", "two"):
+            measured(tmp_path / line / stage, ByRow.of_values([1, 0, 0, line == "b"]))
+        (tmp_path / line / "pipeline.json").write_text(json.dumps({"inputs": {"one": {}, "two": {"one": "x"}}}))
+    found = compare_runs([tmp_path / "a", tmp_path / "b"])
+    assert found.names == ["a/one", "a/two", "b/one", "b/two"]
+    against = [None, "a/one", "a/one", "a/two"]
+    assert [cell.against for cell in found.figures[0].cells] == against
+    assert [cell.against for cell in found.scores[0].cells] == against
+    assert [cell.difference and cell.difference.value for cell in found.scores[0].cells] == [None, 0, 0.25, 0.25]
