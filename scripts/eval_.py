@@ -63,7 +63,8 @@ def command(
     metrics: Annotated[str | None, typer.Option(help=f"Of {', '.join(METRICS)}; with commas between.")] = None,
     tasks: Tasks = None,
     fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each document of a task.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows at once; no figure but of samples depends on it.")] = 8,
+    chat: Annotated[bool, typer.Option("--chat", help="Tasks go through the model's chat template.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows at once; no figure depends on it.")] = 8,
     limit: Annotated[int | None, typer.Option(min=1, help="Of so many rows alone.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
     context: Context = None,
@@ -95,14 +96,15 @@ def command(
             _names(tasks),
             limit=limit,
             num_fewshot=fewshot,
+            chat=chat,
             batch_size=batch_size,
             output=output,
             trust_remote_code=trust_remote_code,
             report=partial(show, as_json=as_json),
         )
         return
-    if fewshot is not None:
-        raise UserError("--fewshot is for tasks: name them with --tasks")
+    if fewshot is not None or chat:
+        raise UserError(f"{'--chat' if chat else '--fewshot'} is for tasks: name them with --tasks")
     wanted = _names(metrics)
     if metrics is not None and not wanted:
         raise UserError(

@@ -5,6 +5,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ..evaluation import prompt_of_row
 from ..generation import BEYOND, batches_of
 from ..generator import Generator
 from ..tokens.sequences import encode_sources, target_text
+from .draws import SeededDraws
 from .intervals import share_interval
 from .kinds import Job, Kind
 from .meter import Meter
@@ -108,15 +110,17 @@ def check_prompts(generator: Generator, prompts: Sequence[list[int]]) -> None:
 
 def answers_of(job: Job, prompts: Sequence[list[int]]) -> tuple[list[str], dict[str, Any]]:
     """Greedy answers in the order of the prompts, and the details of their scores."""
-    found, details = written(job, prompts, do_sample=False)
+    found, details = written(job, prompts)
     return [job.subject.generator.decode(ids).strip() for ids in found], details
 
 
-def written(job: Job, prompts: Sequence[list[int]], **options: Any) -> tuple[list[list[int]], dict[str, Any]]:
+def written(
+    job: Job, prompts: Sequence[list[int]], draws: SeededDraws | None = None
+) -> tuple[list[list[int]], dict[str, Any]]:
     """Answers as ids up to their ends, in the order of the prompts, and the details of their scores.
 
     Args:
-        options: of `generate`.
+        draws: how tokens are drawn; None: the likeliest token each time.
     """
     generator: Generator = job.subject.generator
     most = job.settings.max_new_tokens
@@ -126,10 +130,12 @@ def written(job: Job, prompts: Sequence[list[int]], **options: Any) -> tuple[lis
     found: list[list[int]] = [[] for _ in prompts]
     with Meter("answers", len(prompts), "prompt", job.tell) as meter:
         for batch in batches_of([prompts[place] for place in order], job.settings.batch_size, roomy):
-            tokens = 0
-            for ids, answer in zip(batch, generator.answer(batch, most, num_beams=1, **options), strict=True):
+            tokens, chosen = 0, list(islice(places, len(batch)))
+            options = {"do_sample": False} if draws is None else draws.options(chosen)
+            answers = generator.answer(batch, most, num_beams=1, **options)
+            for place, ids, answer in zip(chosen, batch, answers, strict=True):
                 ended = list(generator.written(answer))
-                found[next(places)] = ended
+                found[place] = ended
                 tokens += len(ended)
                 cut += ended[-1:] != [] and ended[-1] not in generator.stops
                 beyond = beyond or generator.is_beyond(len(ids), answer)

@@ -12,6 +12,7 @@ from ..errors import UserError
 from ..generation import sampling
 from ..generator import Generator
 from .answers import encoded, written
+from .draws import SeededDraws
 from .intervals import share_interval
 from .kinds import Job, Kind, Settings
 from .sandbox import Limits, Outcome, require_permission, run_program
@@ -202,16 +203,12 @@ def measure(job: Job) -> list[Score]:
     Raises:
         UserError: a row that is no problem, or a prompt beyond the model's positions.
     """
-    from transformers import set_seed
-
     generator, given = job.subject.generator, job.settings.sampling
     problems = [problem_of(row, f"row {number}") for number, row in enumerate(job.rows, 1)]
     prompts = encoded(generator, [_request(problem, generator) for problem in problems])
-    options = sampling(given.heat)
-    if given.heat:
-        options["top_k"] = 0  # the whole distribution, whatever the model's own settings cut off
-    set_seed(given.seed)
-    found, details = written(job, [ids for ids in prompts for _ in range(given.samples)], **options)
+    asked = [(number, sample) for number in range(len(prompts)) for sample in range(given.samples)]
+    draws = SeededDraws(given.heat, [(given.seed, *one) for one in asked]) if given.heat else None
+    found, details = written(job, [prompts[number] for number, _ in asked], draws)
     answers = iter(found)
     texts = [
         [_text(problem, generator, ids, next(answers)) for _ in range(given.samples)]

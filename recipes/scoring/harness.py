@@ -70,6 +70,8 @@ def run_harness(
     require_harness()
     if getattr(model.config, "architecture", None) == "encoder":
         raise UserError("lm-evaluation-harness measures models that write; this one is an encoder")
+    if apply_chat_template and not tokenizer.chat_template:
+        raise UserError("--chat: the model's tokenizer has no chat template: leave it out")
     manager = _manager(tasks)
     with _quiet():
         from lm_eval import simple_evaluate

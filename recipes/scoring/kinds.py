@@ -176,7 +176,8 @@ def choose(metrics: Sequence[str], head: Head) -> list[Chosen]:
             found.append(Chosen(kind, wanted))
     for name in metrics:
         if not any(name in chosen.wanted for chosen in found):
-            heads = " or ".join(dict.fromkeys(others[name]))
+            *some, last = dict.fromkeys(others[name])
+            heads = f"{', '.join(some)} or {last}" if some else last
             raise UserError(f"--metrics: {name}: is measured of a {heads}, and the model is a {head}")
     return found
 

@@ -69,6 +69,7 @@ def of_tasks(model: str, scores: Sequence[Score], settings: dict[str, Any]) -> d
         if not math.isfinite(score.value):
             raise UserError(f"{score.name}: lm-evaluation-harness gives {score.value}, which is no finite number")
         told = [score.details[key] for key in ("task", "version", "num_fewshot")]
+        told += ["chat"] if settings.get("chat") else []
         digest = row_digest({"of": told, "documents": score.count})
         name = limited(f"lm-eval:{Path(score.details['task']).name}", settings["limit"], score.count)
         data[name] = {"digest": digest, "rows": score.count, "remarks": []}

@@ -74,6 +74,7 @@ def evaluate_tasks(
     *,
     limit: int | None = None,
     num_fewshot: int | None = None,
+    chat: bool = False,
     batch_size: int = 8,
     output: Path | None = None,
     trust_remote_code: bool = False,
@@ -85,6 +86,7 @@ def evaluate_tasks(
         tasks: as `harness.run_harness` takes them.
         limit: of the documents of each task, the first.
         num_fewshot: examples before each document; None: the task's own.
+        chat: documents go through the model's chat template.
 
     Raises:
         UserError: the harness is not installed, no such task, a model that does not write, or a file for the figures
@@ -101,9 +103,15 @@ def evaluate_tasks(
             "measure it on rows, with --on"
         )
     scores = run_harness(
-        subject.model, subject.tokenizer, tasks, batch_size=batch_size, limit=limit, num_fewshot=num_fewshot
+        subject.model,
+        subject.tokenizer,
+        tasks,
+        batch_size=batch_size,
+        limit=limit,
+        num_fewshot=num_fewshot,
+        apply_chat_template=chat,
     )
-    asked = {"tasks": list(tasks), "limit": limit, "num_fewshot": num_fewshot, "batch_size": batch_size}
+    asked = {"tasks": list(tasks), "limit": limit, "num_fewshot": num_fewshot, "chat": chat, "batch_size": batch_size}
     found = of_tasks(path, scores, asked)
     report(found)
     _keep(found, scores, subject, output)

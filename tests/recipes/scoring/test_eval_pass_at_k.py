@@ -3,13 +3,17 @@
 import json
 
 import pytest
-from eval_models import write_rows
+import torch
+from eval_models import MODELS, save, write_rows
 from test_code import HUMAN_EVAL, MBPP
 from typer.testing import CliRunner
 
+from anyformer import AnyformerConfig
+from anyformer.modeling import HEADS
 from anyformer.recipes.generator import Generator
 from anyformer.recipes.scoring import code, run
 from anyformer.recipes.scoring.code import pass_at_k, problem_of
+from anyformer.recipes.scoring.draws import SeededDraws
 from anyformer.recipes.scoring.sandbox import Outcome
 from anyformer.scripts.cli import app
 
@@ -75,7 +79,8 @@ def test_samples_are_counted_by_problem(tiny_checkpoint, tmp_path, answering):
     for k in (1, 2):
         assert found[f"pass@{k}"]["value"] == pytest.approx((pass_at_k(3, 1, k) + 0) / 2)
         assert found[f"pass@{k}"]["count"] == 2 and found[f"pass@{k}"]["details"]["samples"] == 3
-    assert len(asked) == 6 and all(options["do_sample"] and options["temperature"] == 0.8 for _, options in asked)
+    assert len(asked) == 6 and all(len(options["logits_processor"]) == 1 for _, options in asked)
+    assert all(found[f"pass@{k}"]["details"]["temperature"] == 0.8 for k in (1, 2))
 
 
 def test_samples_are_seeded(tiny_checkpoint, tmp_path, monkeypatch):
@@ -92,6 +97,41 @@ def test_samples_are_seeded(tiny_checkpoint, tmp_path, monkeypatch):
     first, again, other = written
     assert first == again != other
     assert first[0] != first[1]
+
+
+@pytest.mark.parametrize("shape", ["rope", "encoder-decoder"])
+def test_samples_do_not_depend_on_the_batch(tmp_path, shape, monkeypatch):
+    """Nor on how many samples there are, or which problems come behind."""
+    fields, head = MODELS[shape]
+    torch.manual_seed(0)
+    config = AnyformerConfig(vocab_size=512, hidden_size=32, num_attention_heads=2, num_hidden_layers=2, **fields)
+    model = save(HEADS[head](config), tmp_path / "model")
+    problems = [HUMAN_EVAL, {**HUMAN_EVAL, "prompt": HUMAN_EVAL["prompt"] + "    # and on\n"}, HUMAN_EVAL]
+    told, real = [], code.code_scores
+
+    def code_scores(problems, texts, **options):
+        told.append(texts)
+        return real(problems, texts, **options)
+
+    monkeypatch.setattr(code, "code_scores", code_scores)
+    for on, samples, size in ((problems, 3, 1), (problems, 3, 4), (problems, 3, 9), (problems[:2], 5, 3)):
+        rows = write_rows(tmp_path / "rows.jsonl", on)
+        scores_of(model, rows, "--samples", samples, "--batch-size", size, "--max-new-tokens", 12)
+    whole = told[0]
+    assert told[1] == told[2] == whole and len({text for texts in whole for text in texts}) == 9
+    assert [texts[:3] for texts in told[3]] == whole[:2]
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    scores = torch.tensor([[2.0, 0.5, -1.0, 0.0, float("-inf")]]).repeat(6000, 1)
+    (draw,) = SeededDraws(1.5, [(7, n) for n in range(6000)]).options(range(6000))["logits_processor"]
+    chosen = draw(None, scores)
+    assert (chosen.isfinite().sum(-1) == 1).all()
+    counts = chosen.argmax(-1).bincount(minlength=5)
+    wanted = (scores[0].double() / 1.5).softmax(-1) * 6000
+    assert counts[4] == 0
+    assert (((counts - wanted) ** 2)[:4] / wanted[:4]).sum() < 16.27  # chi-square, 3 degrees of freedom, p = 0.001
+    assert not draw(None, scores).equal(chosen)  # the next tokens
 
 
 def test_nothing_runs_and_nothing_is_opened_without_permission(tiny_checkpoint, tmp_path, answering, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -10,13 +11,15 @@ from huggingface_hub import ModelCard
 from labelled import write_recipe
 from typer.testing import CliRunner
 
+from anyformer.recipes.comparison.collect import compare_runs
+from anyformer.recipes.comparison.figures import Estimate
 from anyformer.recipes.errors import UserError
 from anyformer.recipes.loading import load_recipe
 from anyformer.recipes.run import run_recipe
 from anyformer.recipes.scoring.kinds import KINDS, Settings, check_names, choose
 from anyformer.recipes.scoring.results import as_dict, write
 from anyformer.recipes.scoring.rows import Rows
-from anyformer.recipes.scoring.run import evaluate
+from anyformer.recipes.scoring.run import evaluate, evaluate_tasks
 from anyformer.recipes.scoring.score import Score
 from anyformer.scripts.cli import app
 
@@ -83,6 +86,52 @@ def test_figures_are_replaced_by_name_and_data_and_others_stay(run, tmp_path):
         rows.write_text(original, encoding="utf-8")
     names = [score["data"] for score in stored(folder)["scores"]]
     assert names.count(str(rows)) == 2 and sum(name.startswith(f"{rows} (") for name in names) == 1
+
+
+def test_two_runs_are_compared_by_the_rows_of_their_scores(run, tmp_path):
+    folder, rows = run
+    (folder / "scores.json").unlink(missing_ok=True)
+    (folder / "scores_rows.json").unlink(missing_ok=True)
+    other = shutil.copytree(folder, tmp_path / "other")
+    for each in (folder, other):
+        measured(each, str(rows))
+    lines = {line.name: line for line in compare_runs([folder, other]).scores}
+    assert lines.keys() == {"perplexity per token", "exact match"}
+    for line in lines.values():
+        first, second = line.cells
+        assert first.difference is None and second.against == folder.name
+        assert second.difference == Estimate(0.0, 0.0, 0.0)
+        assert first.estimate.low <= first.estimate.value <= first.estimate.high
+
+
+def test_tasks_of_a_run_stay_in_its_folder_and_on_its_card(run, tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install lm_eval")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    first = shutil.copytree(run[0], tmp_path / "first")
+    for name in ("scores.json", "scores_rows.json"):
+        (first / name).unlink(missing_ok=True)
+    other = shutil.copytree(first, tmp_path / "second")
+    for folder in (first, other):
+        evaluate_tasks(str(folder), ["anyformer_passkey"], limit=3)
+    (score,) = stored(first)["scores"]
+    assert score["data"] == "lm-eval:anyformer_passkey (limit 3)" and score["settings"]["chat"] is False
+    text = (first / "README.md").read_text(encoding="utf-8")
+    assert f"| {score['data']} | {score['name']} | {score['value']:.4g} |" in text
+    (result,) = ModelCard(text).data.eval_results
+    assert (result.metric_name, result.metric_value) == (score["name"], score["value"])
+    (line,) = compare_runs([first, other]).scores
+    assert line.apart is None and line.cells[1].difference.value == 0
+    evaluate_tasks(str(other), ["anyformer_passkey"], limit=3, chat=True)
+    names = [score["data"] for score in stored(other)["scores"]]
+    assert names[0] == score["data"] and names[1].startswith(f"{score['data']} (")
+
+
+def test_chat_needs_a_template(tmp_path, tiny, run):
+    pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install lm_eval")
+    fields, head = MODELS["rope"]
+    plain = save(tiny(head=head, vocab_size=512, **fields), tmp_path / "plain")
+    with pytest.raises(UserError, match="--chat: the model's tokenizer has no chat template"):
+        evaluate_tasks(str(plain), ["anyformer_passkey"], limit=1, chat=True)
 
 
 def test_a_limit_stands_in_the_name_of_the_data(run):
@@ -178,7 +227,7 @@ def test_mistakes_are_told(tiny_checkpoint, tmp_path):
     texts, pairs = write_rows(tmp_path / "texts.jsonl", TEXTS), write_rows(tmp_path / "pairs.jsonl", PAIRS)
     assert "is no run's folder" in refused(tiny_checkpoint)
     assert "did you mean exact-match?" in refused(tiny_checkpoint, "--on", texts, "--metrics", "exact_match")
-    assert "is measured of a classifier or tagger, and the model is a decoder" in refused(
+    assert "is measured of a classifier, tagger or multi-labeller, and the model is a decoder" in refused(
         tiny_checkpoint, "--on", texts, "--metrics", "accuracy"
     )
     assert "--on: no file matches" in refused(tiny_checkpoint, "--on", tmp_path / "none.jsonl")

@@ -69,6 +69,7 @@ def test_mistakes_with_tasks_are_told(tiny, tiny_checkpoint, tmp_path, monkeypat
     assert "leave --on and --metrics out" in refused(tiny_checkpoint, "--tasks", "anyformer_text", "--on", "x")
     assert "leave --on and --metrics out" in refused(tiny_checkpoint, "--tasks", "anyformer_text", "--metrics", "f1")
     assert "--fewshot is for tasks" in refused(tiny_checkpoint, "--fewshot", 2)
+    assert "--chat is for tasks" in refused(tiny_checkpoint, "--chat")
     assert "no task is named; shipped: anyformer_docstrings" in refused(tiny_checkpoint, "--tasks", ",")
     fields, head = MODELS["classifier"]
     classifier = save(tiny(head=head, vocab_size=260, num_key_value_heads=4, **fields), tmp_path / "classifier")

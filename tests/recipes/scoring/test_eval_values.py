@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from eval_models import LABELS, MODELS, PAIRS, TEXTS, save, values, write_rows
@@ -222,6 +223,64 @@ def test_classes_know_nothing_of_batches_and_padding(folder, tmp_path):
         f1.append(2 * right / (wanted.count(name) + given.count(name)))
     share = sum(a == b for a, b in zip(wanted, given, strict=True)) / len(wanted)
     assert found == [{"accuracy": pytest.approx(share), "macro F1": pytest.approx(sum(f1) / len(f1))}] * 6
+
+
+def logits_one_by_one(folder, rows):
+    subject = open_subject(str(folder))
+    with torch.no_grad():
+        ids = (torch.tensor([subject.tokenizer(row["text"])["input_ids"]]) for row in rows)
+        return torch.cat([subject.model(one).logits for one in ids])
+
+
+def test_sets_of_labels(tiny, tmp_path):
+    fields, head = MODELS["classifier"]
+    problem = {"num_labels": 4, "problem_type": "multi_label_classification", "initializer_range": 0.3}
+    folder = save(tiny(head=head, vocab_size=260, num_key_value_heads=4, **fields | problem), tmp_path / "sets")
+    names = [f"LABEL_{at}" for at in range(4)]
+    rows = [{"text": f"ab {i} " * (i % 4 + 1), "label": names[i % 3 : i % 5]} for i in range(11)]
+    given = [{names[at] for at in row.nonzero()[:, 0].tolist()} for row in logits_one_by_one(folder, rows) > 0]
+    wanted = [set(row["label"]) for row in rows]
+    assert 0 < sum(map(len, given)) < 44
+    right = sum(len(a & b) for a, b in zip(wanted, given, strict=True))
+    total = sum(map(len, wanted)) + sum(map(len, given))
+    by_class = [
+        2 * sum(name in a & b for a, b in zip(wanted, given, strict=True)) / count
+        for name in names
+        if (count := sum(name in side for sides in (wanted, given) for side in sides))
+    ]
+    expected = {
+        "accuracy of whole sets": sum(a == b for a, b in zip(wanted, given, strict=True)) / 11,
+        "micro F1": 2 * right / total,
+        "macro F1": sum(by_class) / len(by_class),
+    }
+    on = write_rows(tmp_path / "sets.jsonl", rows)
+    for size in (1, 3, 8):
+        assert values(folder, on, settings=Settings(batch_size=size)) == pytest.approx(expected)
+    for label, said in (("LABEL_1", "its label must be a list, not 'LABEL_1'"), (["z"], "the model has no class 'z'")):
+        with pytest.raises(UserError, match=f"row 1: .*{said}"):
+            values(folder, write_rows(tmp_path / "bad.jsonl", [{"text": "x", "label": label}]))
+    with pytest.raises(UserError, match="mae: is measured of a regressor, and the model is a multi-labeller"):
+        values(folder, on, metrics=("macro-f1", "mae"))
+
+
+def test_values(tiny, tmp_path):
+    fields, head = MODELS["classifier"]
+    problem = {"num_labels": 1, "initializer_range": 0.3}
+    folder = save(tiny(head=head, vocab_size=260, num_key_value_heads=4, **fields | problem), tmp_path / "value")
+    rows = [{"text": f"ab {i} " * (i % 4 + 1), "label": i / 2 - 1} for i in range(11)]
+    given, wanted = logits_one_by_one(folder, rows)[:, 0].numpy(), [row["label"] for row in rows]
+    errors, expected = given - wanted, {}
+    expected["mean absolute error"], expected["mean squared error"] = abs(errors).mean(), (errors**2).mean()
+    expected["Pearson correlation"] = np.corrcoef(given, wanted)[0, 1]
+    on = write_rows(tmp_path / "values.jsonl", rows)
+    for size in (1, 3, 8):
+        assert values(folder, on, settings=Settings(batch_size=size)) == pytest.approx(expected, rel=1e-4)
+    said = []
+    still = write_rows(tmp_path / "still.jsonl", [row | {"label": 2} for row in rows])
+    assert values(folder, still, tell=said.append).keys() == {"mean absolute error", "mean squared error"}
+    assert "correlation: left out: the labels of the rows do not vary" in said
+    with pytest.raises(UserError, match="row 1: the model gives a number, and the label 'high' is none"):
+        values(folder, write_rows(tmp_path / "bad.jsonl", [{"text": "x", "label": "high"}]))
 
 
 def test_a_stock_t5_is_measured_as_it_is(tmp_path, pairs):
