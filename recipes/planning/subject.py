@@ -77,6 +77,8 @@ def read_subject(name: str, overrides: Sequence[str] = (), *, stage: str | None 
     Raises:
         UserError: there is no such thing, or it cannot be read.
     """
+    if not name.strip():
+        raise UserError("the name is empty: give a recipe, a preset, a run's or a model's folder, or a Hub id")
     path = Path(name).expanduser()
     preset = _preset_named(name, path)
     if preset is not None:

@@ -294,6 +294,7 @@ def test_the_short_plan_of_a_run_keeps_the_same_state(name):
     ("words", "said"),
     [
         (["lama-3-8b"], "did you mean llama-3-8b"),
+        ([""], "the name is empty: give a recipe, a preset"),
         (["qickstart"], "did you mean quickstart"),
         (["llama-3-8b", "--gpu", "80GP"], "--gpu: '80GP' is no size of memory"),
         (["llama-3-8b", "--gpu", "much"], "write 80GB"),
