@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
+from ..evaluation import virtual_tokens
 from ..generator import position_limit, require_text
 from ..inspection.pieces import special_ids, token_text, visible
 from ..planning.fake_model import plain
@@ -48,8 +49,8 @@ def attention_weights(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, t
         UserError: an attention that gives none, as a block of a researcher's own may.
     """
     body = plain(model).base_model
-    with torch.no_grad():
-        outputs = body(**batch, output_attentions=True, use_cache=False)
+    with torch.no_grad():  # a soft prompt is put before the text by what is around the model
+        outputs = (model if virtual_tokens(model) else body)(**batch, output_attentions=True, use_cache=False)
     both = body.config.is_encoder_decoder
     kinds = ("encoder_attentions", "decoder_attentions", "cross_attentions") if both else ("attentions",)
     found = {kind: tuple(getattr(outputs, kind) or ()) for kind in kinds}
@@ -68,16 +69,20 @@ def maps_of(model: Any, tokenizer: Any, prompt: str, answer: str | None = None) 
     Raises:
         UserError: a text that is empty or too long for a picture, or an answer to a model that reads none.
     """
-    config = plain(model).config
+    config, soft = plain(model).config, virtual_tokens(model)
     require_text(prompt, "--prompt")
-    ids = _checked(tokenizer(prompt)["input_ids"], "--prompt", config)
+    ids = _checked(tokenizer(prompt)["input_ids"], "--prompt", config, soft)
     batch = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
     words = _words(ids, tokenizer)
     if not config.is_encoder_decoder:
         if answer is not None:
             raise UserError("--answer: only an encoder-decoder reads one apart; write it behind the prompt")
-        found = attention_weights(model, batch)
-        return [Maps("Attention", _first(found["attentions"]), words, words)]
+        layers = _first(attention_weights(model, batch)["attentions"])
+        keys = (*(f"‹{place}›" for place in range(1, soft + 1)), *words)
+        # Embeddings look at each other, too; keys and values before each layer are looked at alone.
+        return [Maps("Attention", layers, keys[-layers[0].shape[1] :], keys)]
+    if soft:
+        raise UserError("a soft prompt of a model with encoder and decoder is not drawn: name its base")
     written = _answer_ids(model, tokenizer, batch, answer)
     found = attention_weights(model, batch | {"decoder_input_ids": torch.tensor([written])})
     said = _words(written, tokenizer)
@@ -124,12 +129,13 @@ def _first(layers: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(weights[0] for weights in layers)
 
 
-def _checked(ids: list[int], where: str, config: Any) -> list[int]:
+def _checked(ids: list[int], where: str, config: Any, soft: int = 0) -> list[int]:
     if not ids:
         raise UserError(f"{where}: the text is empty, and so are its maps")
-    longest = min(MOST_TOKENS, position_limit(config) or MOST_TOKENS)
+    longest = min(MOST_TOKENS, position_limit(config) or MOST_TOKENS) - soft
     if len(ids) > longest:
-        raise UserError(f"{where}: {len(ids)} tokens are too many for a picture: at most {longest}")
+        behind = f" behind the {soft} of the soft prompt" if soft else ""
+        raise UserError(f"{where}: {len(ids)} tokens are too many for a picture: at most {max(longest, 0)}{behind}")
     if max(ids) >= config.vocab_size:
         raise UserError(f"{where}: token {max(ids)} is none of the model's {config.vocab_size}: another's tokenizer?")
     return ids

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..evaluation import virtual_tokens
 from ..generator import tokenizer_place
 from ..model_paths import resolve_path
 from ..models import (
@@ -48,7 +47,7 @@ def open_weights(subject: Subject) -> tuple[Any, Any]:
     """The model with eager attention, which alone gives its weights, and its tokenizer.
 
     Raises:
-        UserError: there are no weights, they cannot be read, or a soft prompt stands before every text.
+        UserError: there are no weights, or they cannot be read.
     """
     path = place_of_weights(subject)
     where = resolve_path(path)
@@ -70,8 +69,6 @@ def open_weights(subject: Subject) -> tuple[Any, Any]:
         }
         section = subject.recipe.model.model_copy(update=changes)
         model = load_model(section, config_of_checkpoint(section, config_alone=True), seed=0)[0]
-    if virtual_tokens(model):
-        raise UserError(f"{path}: a soft prompt stands before every text, whose maps are not drawn: name its base")
     plain(model).set_attn_implementation("eager")
     tokenizer = load_tokenizer_from(tokenizer_place(path), ends=False)
     return model.eval(), tokenizer

@@ -198,10 +198,32 @@ def test_a_trained_recipe_is_looked_at(recipe, tmp_path, merge):
     assert "Attention of 2 layers" in run(tmp_path / "run", "--prompt", TEXT, "--attention", tmp_path / "a.png")
 
 
-def test_a_soft_prompt_is_refused(recipe, tmp_path):
-    run_recipe(recipe("adapter={kind: prompt-tuning, num_virtual_tokens: 3}", "train.max_steps=1", "eval.samples=1"))
-    output = run(tmp_path / "run", "--prompt", TEXT, "--attention", tmp_path / "a.png", status=2)
-    assert "a soft prompt stands before every text" in output and not (tmp_path / "a.png").exists()
+@pytest.mark.parametrize("kind", ["prompt-tuning", "p-tuning", "prefix-tuning"])
+def test_a_soft_prompt_is_looked_at(recipe, tmp_path, kind):
+    run_recipe(recipe(f"adapter={{kind: {kind}, num_virtual_tokens: 3}}", "train.max_steps=1", "eval.samples=1"))
+    model, tokenizer = open_weights(read_subject(str(tmp_path / "run")))
+    (maps,) = maps_of(model, tokenizer, TEXT)
+    count = len(tokenizer(TEXT)["input_ids"])
+    looking = count if kind == "prefix-tuning" else count + 3
+    assert maps.keys[:4] == ("‹1›", "‹2›", "‹3›", "the") and len(maps.keys) == count + 3
+    assert maps.queries == maps.keys[-looking:]
+    for weights in maps.weights:
+        assert weights.shape[1:] == (looking, count + 3)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-5, rtol=0)
+        assert ((weights > 0) == torch.ones(weights.shape, dtype=torch.bool).tril(count + 3 - looking)).all()
+    if kind == "prompt-tuning":
+        base = model.get_base_model()
+        words = base.get_input_embeddings()(tokenizer(TEXT, return_tensors="pt")["input_ids"])
+        with torch.no_grad():
+            embeds = torch.cat([model.get_prompt(1), words], 1)
+            expected = base(inputs_embeds=embeds, output_attentions=True).attentions
+        for ours, theirs in zip(maps.weights, expected, strict=True):
+            torch.testing.assert_close(ours, theirs[0], atol=1e-6, rtol=0)
+    file = tmp_path / "a.svg"
+    assert "Attention of 2 layers" in run(tmp_path / "run", "--prompt", TEXT, "--attention", file)
+    assert "‹3›" in file.read_text(encoding="utf-8")
+    said = run(tmp_path / "run", "--prompt", "a b " * 40, "--attention", tmp_path / "b.png", status=2)
+    assert "are too many for a picture: at most 61 behind the 3 of the soft prompt" in said
 
 
 def test_a_kind_without_a_chosen_layer_is_left_out(tmp_path):
