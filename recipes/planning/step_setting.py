@@ -1,7 +1,7 @@
 """From a recipe to the setting of one of its steps."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,28 +85,13 @@ def setting_of(
     known = objective_class(kind, config.architecture)
     optimizer = str(trainer_value(recipe, "optim") or "adamw_torch_fused")
     check_known(optimizer)
-    remarks, rows = [], _rows(recipe, device.count, batch)
+    rows, per_row = _rows(recipe, device.count, batch), 2 if kind in PAIRS else 1
     target, source = _lengths(subject, length)
-    per_row = 2 if kind in PAIRS else 1
-    loss = LOSSES.get(kind, "model")
-    if kind in ("dpo", "kto"):
-        remarks.append(
-            f"objective {kind} also reads its rows with the model as it was before training: a forward pass more than "
-            "is counted here, and a copy of the weights where one is kept"
-        )
-    elif kind not in EXACT and kind not in LOSSES:
-        remarks.append(
-            f"a step of objective {kind} does more than learn from its batch: what it samples or compares with is not "
-            "in these figures"
-        )
+    remarks = list(_beyond_the_step(kind))
     if length is None and not subject.bare and not _stated_length(recipe):
         remarks.append(f"rows of {target:,} tokens, the model's longest, as the recipe says no length: --length does")
     packing = getattr(recipe.objective, "packing", None) or recipe.train.get("packing")
     even = packing == "blocks" or (rows[0] * per_row == 1 and not packing)
-    supervised = float(getattr(recipe.objective, "mlm_probability", 1.0))
-    plan = (subject.metrics or {}).get("plan", {})
-    if plan.get("supervised_tokens") and plan.get("tokens"):
-        supervised = plan["supervised_tokens"] / plan["tokens"]
     setting = Setting(
         config,
         head=known.head,
@@ -115,14 +100,14 @@ def setting_of(
         mixed=_mixed(recipe, device),  # type: ignore[arg-type]
         adapter=recipe.adapter,
         quantization=recipe.model.quantization,
-        loss=loss,  # type: ignore[arg-type]
+        loss=LOSSES.get(kind, "model"),  # type: ignore[arg-type]
         optimizer=optimizer,
         batch=rows[0] * per_row,
         rows_of_one=per_row,
         accumulation=rows[1],
         length=target,
         source=source,
-        supervised=supervised,
+        supervised=_supervised(subject),
         padding="none" if even else "some",
         checkpointing="layers" if trainer_value(recipe, "gradient_checkpointing") else "none",
         attention=_attention(subject),
@@ -130,6 +115,28 @@ def setting_of(
         gpus=device.count,
     )
     return setting, tuple(remarks)
+
+
+def _beyond_the_step(kind: str) -> Iterator[str]:
+    """What an objective does beside the step that is planned."""
+    if kind in ("dpo", "kto"):
+        yield (
+            f"objective {kind} also reads its rows with the model as it was before training: a forward pass more than "
+            "is counted here, and a copy of the weights where one is kept"
+        )
+    elif kind not in EXACT and kind not in LOSSES:
+        yield (
+            f"a step of objective {kind} does more than learn from its batch: what it samples or compares with is not "
+            "in these figures"
+        )
+
+
+def _supervised(subject: Subject) -> float:
+    """The share of tokens that have a label: as a run has counted them, else what the objective hides, or all."""
+    plan = (subject.metrics or {}).get("plan", {})
+    if plan.get("supervised_tokens") and plan.get("tokens"):
+        return float(plan["supervised_tokens"] / plan["tokens"])
+    return float(getattr(subject.recipe.objective, "mlm_probability", 1.0))
 
 
 def _attention(subject: Subject) -> str:
