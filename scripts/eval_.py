@@ -100,6 +100,7 @@ def command(
             batch_size=batch_size,
             output=output,
             trust_remote_code=trust_remote_code,
+            tell=lambda text: typer.echo(text, err=True),
             report=partial(show, as_json=as_json),
         )
         return

@@ -61,19 +61,24 @@ def as_dict(model: str, rows: Rows, scores: Sequence[Score], settings: dict[str,
 def of_tasks(model: str, scores: Sequence[Score], settings: dict[str, Any]) -> dict[str, Any]:
     """As `as_dict`; each task of lm-evaluation-harness is data of its own, told apart by what the harness says of it.
 
+    Figures that are no finite numbers are left out, with a remark on the data.
+
     Raises:
-        UserError: a figure that is no number.
+        UserError: no figure is left.
     """
     entries, data, measured = [], {}, _measured(model, settings)
     for score in scores:
-        if not math.isfinite(score.value):
-            raise UserError(f"{score.name}: lm-evaluation-harness gives {score.value}, which is no finite number")
         told = [score.details[key] for key in ("task", "version", "num_fewshot")]
         told += ["chat"] if settings.get("chat") else []
         digest = row_digest({"of": told, "documents": score.count})
         name = limited(f"lm-eval:{Path(score.details['task']).name}", settings["limit"], score.count)
-        data[name] = {"digest": digest, "rows": score.count, "remarks": []}
-        entries.append(_entry(score, name) | measured)
+        of = data.setdefault(name, {"digest": digest, "rows": score.count, "remarks": []})
+        if math.isfinite(score.value):
+            entries.append(_entry(score, name) | measured)
+        else:
+            of["remarks"].append(f"{score.name} is left out: lm-evaluation-harness gives {score.value}")
+    if not entries:
+        raise UserError("; ".join(remark for of in data.values() for remark in of["remarks"]))
     return {"scores": entries, "data": data}
 
 

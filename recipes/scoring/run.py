@@ -78,6 +78,7 @@ def evaluate_tasks(
     batch_size: int = 8,
     output: Path | None = None,
     trust_remote_code: bool = False,
+    tell: Tell = lambda text: print(text, file=sys.stderr),
     report: Report = lambda found: None,
 ) -> dict[str, Any]:
     """Measure a model by tasks of lm-evaluation-harness; the figures are kept as those of `evaluate`.
@@ -113,6 +114,9 @@ def evaluate_tasks(
     )
     asked = {"tasks": list(tasks), "limit": limit, "num_fewshot": num_fewshot, "chat": chat, "batch_size": batch_size}
     found = of_tasks(path, scores, asked)
+    for data in found["data"].values():
+        for remark in data["remarks"]:
+            tell(remark)
     report(found)
     _keep(found, scores, subject, output)
     return found

@@ -44,7 +44,9 @@ def keep_rows(folder: Path, found: dict[str, Any], scores: Sequence[Score]) -> N
         kept = _read(file)
     except UserError:  # it is lost already
         kept = {}
-    for entry, score in zip(found["scores"], scores, strict=True):
+    by_name = {score.name: score for score in scores}
+    for entry in found["scores"]:
+        score = by_name[entry["name"]]
         data, by_row = found["data"][entry["data"]], score.by_row
         whole = by_row is not None and len(by_row.rows) == data["rows"] and np.isfinite(by_row.rows).all()
         if by_row is not None and whole and by_row.rows.size <= MOST_NUMBERS:

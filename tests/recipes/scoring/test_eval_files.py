@@ -12,6 +12,7 @@ from anyformer.recipes.scoring import perplexity, results, run
 from anyformer.recipes.scoring.kinds import Settings
 from anyformer.recipes.scoring.meter import counted
 from anyformer.recipes.scoring.run import evaluate
+from anyformer.recipes.scoring.score import Score
 from anyformer.scripts.cli import app
 
 
@@ -136,3 +137,26 @@ def test_one_of_a_thing_is_singular(tiny_checkpoint, tmp_path):
     evaluate(str(tiny_checkpoint), str(on), tell=told.append)
     assert told[0].startswith("perplexity: 1 window, ")
     assert (counted(0, "row"), counted(1, "row"), counted(1200, "row")) == ("0 rows", "1 row", "1,200 rows")
+
+
+def test_figures_of_tasks_that_are_no_numbers_are_left_out_and_told(tiny_checkpoint, tmp_path, monkeypatch):
+    """The others are not lost by them."""
+
+    def score(name, value):
+        details = {"task": "t", "version": 1, "num_fewshot": 0}
+        return Score(name, value, float("nan"), float("nan"), 3, details=details)
+
+    given = [score("t byte_perplexity", float("inf")), score("t acc", 0.5)]
+    monkeypatch.setattr(run, "require_harness", lambda: None)
+    monkeypatch.setattr(run, "run_harness", lambda *model, **options: given)
+    file = tmp_path / "scores.json"
+    command = ["eval", str(tiny_checkpoint), "--tasks", "t", "--output", str(file)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    assert [entry["name"] for entry in stored["scores"]] == ["t acc"]
+    said = "t byte_perplexity is left out: lm-evaluation-harness gives inf"
+    assert stored["data"]["lm-eval:t"]["remarks"] == [said] and said in done.stderr
+    given.pop()
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2 and said in done.output
