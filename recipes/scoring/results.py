@@ -66,7 +66,8 @@ def of_tasks(model: str, scores: Sequence[Score], settings: dict[str, Any]) -> d
     Raises:
         UserError: no figure is left.
     """
-    entries, data, measured = [], {}, _measured(model, settings)
+    data: dict[str, Any] = {}
+    entries, measured = [], _measured(model, settings)
     for score in scores:
         told = [score.details[key] for key in ("task", "version", "num_fewshot")]
         told += ["chat"] if settings.get("chat") else []
