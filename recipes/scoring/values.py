@@ -9,13 +9,20 @@ from .labels import logits_of, numbered, tokens_of
 from .score import Score
 from .statistics import ByRow
 
+_LARGEST = 1e150
+# Of what heads give for the same text in several batches, relative.
+_ROUNDING = 1e-5
+
 
 def measure(job: Job) -> list[Score]:
     """Figures of what the head gives, in the units of the labels.
 
     Raises:
-        UserError: a row whose label is no number.
+        UserError: a row whose label is no number, or a very large one, or a head that gives several numbers.
     """
+    count = job.subject.model.config.num_labels
+    if count != 1:
+        raise UserError(f"{job.subject.path}: gives {count} numbers for a text, and rows have one: nothing is measured")
     rows = []
     for number, row in numbered(job):
         try:
@@ -29,17 +36,20 @@ def measure(job: Job) -> list[Score]:
     for places, logits in logits_of(job, data.dataset["input_ids"]):
         given[places] = logits[:, 0].cpu().numpy()
     details, found, errors = {"texts_cut": data.report.truncated}, [], given - wanted
+    if abs(errors).max() > _LARGEST:
+        raise UserError(f"a label is {abs(errors).max():.3g} away from what the model gives, too far to be squared")
     for name, title, values in (("mae", "mean absolute error", abs(errors)), ("mse", "mean squared error", errors**2)):
         if name in job.wanted:
             found.append(Score.of(title, ByRow.of_values(values), better="lower", details=details))
     if "pearson" in job.wanted:
-        # The mean is taken out first: the correlation is the same, and squares of large values round less.
-        x, y = wanted - wanted.mean(), given - given.mean()
-        by_row = ByRow(np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], 1), "pearson")
-        if np.isnan(by_row.value):
-            still = "the labels of the rows do" if not x.any() else "what the model gives does"
-            job.tell(f"correlation: left out: {still} not vary")
+        if not np.ptp(wanted):
+            job.tell("correlation: left out: the labels of the rows do not vary")
+        elif np.ptp(given) <= _ROUNDING * abs(given).max():
+            job.tell("correlation: left out: what the model gives does not vary")
         else:
+            # Without mean and width the correlation is the same, and sums of squares round less.
+            x, y = ((side - side.mean()) / side.std() for side in (wanted, given))
+            by_row = ByRow(np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], 1), "pearson")
             found.append(Score.of("Pearson correlation", by_row, details=details))
     return found
 

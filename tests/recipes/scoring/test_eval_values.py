@@ -279,6 +279,16 @@ def test_values(tiny, tmp_path):
     still = write_rows(tmp_path / "still.jsonl", [row | {"label": 2} for row in rows])
     assert values(folder, still, tell=said.append).keys() == {"mean absolute error", "mean squared error"}
     assert "correlation: left out: the labels of the rows do not vary" in said
+    alike = write_rows(tmp_path / "alike.jsonl", [{"text": "same", "label": at} for at in range(5)])
+    assert "Pearson correlation" not in values(folder, alike, tell=said.append)
+    assert "correlation: left out: what the model gives does not vary" in said
+    with pytest.raises(UserError, match=r"a label is 1e\+300 away from what the model gives"):
+        values(folder, write_rows(tmp_path / "large.jsonl", [{"text": "x", "label": 1e300}]))
+    pair = tiny(
+        head=head, vocab_size=260, num_key_value_heads=4, **fields | {"num_labels": 2, "problem_type": "regression"}
+    )
+    with pytest.raises(UserError, match="gives 2 numbers for a text"):
+        values(save(pair, tmp_path / "pair"), on)
     with pytest.raises(UserError, match="row 1: the model gives a number, and the label 'high' is none"):
         values(folder, write_rows(tmp_path / "bad.jsonl", [{"text": "x", "label": "high"}]))
 
