@@ -11,7 +11,7 @@ import numpy as np
 
 from .errors import UserError
 from .run_folder import HELD_OUT, write_text
-from .scoring.statistics import MOST_NUMBERS, STATISTICS, ByRow
+from .scoring.statistics import MOST_NUMBERS, ByRow
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,9 @@ def kept_rows(folder: Path) -> dict[str, HeldRows]:
         }
         for rows in found.values():
             for name, part in rows.parts.items():
-                statistic, table = rows.statistics.get(name, "ratio"), np.asarray(part, dtype=np.float64)
-                if statistic not in STATISTICS:
-                    raise ValueError(f"its {name} is made in a way that is not known, {statistic!r}")
-                if table.shape[:1] != (len(rows.digests),) or (statistic == "ratio" and table.shape[1:] != (2,)):
-                    raise ValueError("its rows have not the numbers of their figures")
+                of = ByRow(np.asarray(part, dtype=np.float64), rows.statistics.get(name, "ratio"))
+                if len(of.rows) != len(rows.digests):
+                    raise ValueError(f"its {name} is not of its {len(rows.digests)} rows")
         return {when: rows.in_order() for when, rows in found.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is damaged ({error}): remove it, or train the run again") from error

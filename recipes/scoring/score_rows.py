@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..models import first_line
 from ..run_folder import write_text
 from .score import Score
-from .statistics import MOST_NUMBERS, STATISTICS, ByRow
+from .statistics import MOST_NUMBERS, ByRow
 
 SCORE_ROWS = "scores_rows.json"
 
@@ -20,8 +20,11 @@ class _Entry(BaseModel):
     model_config = ConfigDict(strict=True)
 
     value: float
-    statistic: Literal[tuple(STATISTICS)]  # type: ignore[valid-type]
+    statistic: str
     rows: list[list[float]]
+
+    def by_row(self) -> ByRow:
+        return ByRow(np.array(self.rows, dtype=np.float64), self.statistic)
 
 
 # Digest of the data -> name of the score -> its rows.
@@ -71,9 +74,7 @@ def with_rows(folder: Path, scores: Sequence[dict[str, Any]]) -> list[dict[str, 
 
     def rows_of(score: dict[str, Any]) -> ByRow | None:
         entry = stored.get(score["digest"] or "", {}).get(score["name"])
-        if entry is None or entry.value != score["value"]:
-            return None
-        return ByRow(np.asarray(entry.rows, dtype=np.float64), entry.statistic)
+        return entry.by_row() if entry is not None and entry.value == score["value"] else None
 
     return [score | {"by_row": rows_of(score)} for score in scores]
 
@@ -87,8 +88,7 @@ def _read(file: Path) -> _Stored:
             return {}
         found = _FILE.validate_json(file.read_bytes())
         for entry in (entry for scores in found.values() for entry in scores.values()):
-            if len({len(row) for row in entry.rows}) != 1 or len(entry.rows[0]) < 2:
-                raise ValueError("its rows have not the numbers of their figures")
+            entry.by_row()
     except (OSError, ValueError) as error:  # a ValidationError is one
         raise UserError(f"{file} is damaged ({first_line(error)}): remove it, or run `anyformer eval` again") from error
     return found

@@ -88,6 +88,11 @@ STATISTICS: dict[str, Statistic] = {
 }
 
 
+# Of other statistics than those of two columns, how many they have: this number, or a multiple of it.
+_EXACTLY = {"pearson": 6, "bleu": 10}
+_MULTIPLE = {"sum_of_ratios": 2, "expected_run": 2, "macro_f1": 3, "chrf": 3}
+
+
 def values_of(figures: "Mapping[str, ByRow]") -> dict[str, float]:
     """The figures themselves."""
     return {name: figure.value for name, figure in figures.items()}
@@ -100,10 +105,21 @@ class ByRow:
     Attributes:
         rows: shape (rows, columns), whose sums the figure is made of.
         statistic: key of `STATISTICS`.
+
+    Raises:
+        ValueError: no such statistic, or rows that it cannot be made of.
     """
 
     rows: np.ndarray
     statistic: str = "ratio"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.statistic, str) or self.statistic not in STATISTICS:
+            raise ValueError(f"{self.statistic!r} is no statistic that is known")
+        columns, step = self.rows.shape[1] if self.rows.ndim == 2 else 0, _MULTIPLE.get(self.statistic)
+        fits = columns and columns % step == 0 if step else columns == _EXACTLY.get(self.statistic, 2)
+        if not fits:
+            raise ValueError(f"rows of shape {self.rows.shape} make no {self.statistic}")
 
     @classmethod
     def of_values(cls, values: Sequence[float] | np.ndarray) -> "ByRow":

@@ -43,6 +43,10 @@ def sample(**values):
     return json.dumps({"samples_after": [{"prompt": "p", "reference": "r", "answer": "a"} | values]})
 
 
+def held(rows, **statistics):
+    return json.dumps({"after": {"rows": ["a"], "parts": {"loss": rows}, "statistics": statistics}})
+
+
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
@@ -65,6 +69,10 @@ def sample(**values):
         ("scores.json", '{"scores": {"a": 1}}', "no list of scores"),
         ("scores.json", "[]", "no list of scores"),
         ("scores.json", "{", "is damaged"),
+        ("held_out.json", held([[1, 2, 3]]), "rows of shape (1, 3) make no ratio"),
+        ("held_out.json", held([[1, 2], [3, 4]]), "its loss is not of its 1 rows"),
+        ("held_out.json", held([[1, 2]], loss="macro_f1"), "rows of shape (1, 2) make no macro_f1"),
+        ("held_out.json", held([[1, 2]], loss="median"), "'median' is no statistic that is known"),
     ],
 )
 def test_what_is_damaged_in_a_run_is_named(tmp_path, file, text, said):
