@@ -200,14 +200,17 @@ class MaskedLanguageModel(Objective):
         return trainer
 
     def measure(self, model: Any, rows: Sequence[Row], prepared: "TokenizedData") -> dict[str, float]:
+        from ..held_rows import HeldRows
         from ..tokens.masking import masked_figures, masked_rows
 
         fixed = self.held_out_masking.fixed(prepared.dataset)
         by_row = masked_rows(
             model, fixed, pad_token_id=self.tokenizer.pad_token_id, batch_size=self.recipe.eval.batch_size
         )
-        self.held_rows = by_row.adding(loss=self.loss_of(by_row))
-        return self.named(masked_figures(by_row))
+        figures = self.named(masked_figures(by_row))
+        kept = HeldRows(by_row.digests, {name: part for name, part in by_row.parts.items() if name in figures})
+        self.held_rows = kept.adding(loss=self.loss_of(by_row))
+        return figures
 
     def loss_of(self, rows: "HeldRows") -> "ByRow":
         """What each row adds to the loss that is trained."""
