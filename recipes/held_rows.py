@@ -11,7 +11,7 @@ import numpy as np
 
 from .errors import UserError
 from .run_folder import HELD_OUT, write_text
-from .scoring.statistics import MOST_NUMBERS, ByRow
+from .scoring.statistics import BY_SACREBLEU, MOST_NUMBERS, ByRow
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,10 @@ def kept_rows(folder: Path) -> dict[str, HeldRows]:
         for rows in found.values():
             for name, part in rows.parts.items():
                 of = ByRow(np.asarray(part, dtype=np.float64), rows.statistics.get(name, "ratio"))
+                if of.statistic in BY_SACREBLEU:
+                    raise ValueError(f"its {name} is no figure of a run")
                 if len(of.rows) != len(rows.digests):
                     raise ValueError(f"its {name} is not of its {len(rows.digests)} rows")
         return {when: rows.in_order() for when, rows in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"{file} is damaged ({error}): remove it, or train the run again") from error

@@ -66,9 +66,11 @@ def compare_scores(runs: Sequence[Run]) -> list[ScoreLine]:
         by_name = {runs[number].name: score for number, score in by_run.items()}
         apart, cells = _apart(name, by_name), {}
         for number, score in by_run.items():
-            earlier = [run for run in runs[:number] if run.name in by_name] if apart is None else []
-            other = next((run.name for run in counterparts(runs[number], earlier)), None)
-            cells[number] = _cell(score, other, None if other is None else by_name[other])
+            run = runs[number]
+            earlier = counterparts(run, [other for other in runs[:number] if other.name in by_name])
+            pairs = ({other.name: by_name[other.name], run.name: score} for other in earlier)
+            like = next((next(iter(pair)) for pair in pairs if _apart(name, pair) is None), None)
+            cells[number] = _cell(score, like, None if like is None else by_name[like])
         better = str(next(iter(by_run.values())).get("better", "higher"))
         lines.append(ScoreLine(name, data, better, tuple(map(cells.get, range(len(runs)))), apart))
     return lines
@@ -109,6 +111,10 @@ def _apart(name: str, scores: dict[str, dict[str, Any]]) -> str | None:
         return f"not of the same data: other rows in {' than in '.join(', '.join(names) for names in rows.values())}"
     if name.endswith("per token") and _cut_otherwise([score.get("by_row") for score in scores.values()]):
         return "not measured alike: the rows have other tokens"
+    if len({(score.get("details") or {}).get("labels") for score in scores.values()}) > 1:
+        return "not measured alike: texts were cut, so that other numbers of labels are counted"
+    if len({of.rows.shape[1] for score in scores.values() if (of := score.get("by_row")) is not None}) > 1:
+        return "not measured alike: the models have other numbers of classes"
     keys = next((keys for start, keys in _DEFINED_BY.items() if name.startswith(start)), ())
     if keys and (silent := [run for run, score in scores.items() if not score.get("settings")]):
         return f"perhaps not measured alike: {', '.join(keys)} not kept by {', '.join(silent)}"

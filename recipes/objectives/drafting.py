@@ -206,6 +206,8 @@ class DraftHeads(Objective):
         table = np.zeros((len(data), self.options.num_draft_tokens, 3))
         with evaluating(model), torch.no_grad():
             for number, row in enumerate(data):
+                if all(label == IGNORE for label in row["labels"][2:]):
+                    continue  # no draft reaches a label
                 batch = {name: of.to(model.device) for name, of in pad_rows([row], 0).items()}
                 outputs = model(base=base, **batch)
                 losses = (outputs.losses * model.loss_weights(model.device)).tolist()

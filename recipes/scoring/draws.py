@@ -31,7 +31,8 @@ class SeededDraws:
 
     def options(self, places: Sequence[int]) -> dict[str, Any]:
         """Those of `generate` for a batch of answers, by their numbers."""
-        streams = [np.random.default_rng(self.seeds[place]) for place in places]
+        keys = [self.seeds[place] for place in places]
+        streams = [np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=tuple(key[1:]))) for key in keys]
 
         def draw(input_ids: "torch.Tensor", scores: "torch.Tensor") -> "torch.Tensor":
             """Scores [rows, vocabulary] where all but the token that is drawn are ruled out."""

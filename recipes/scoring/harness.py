@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import UserError
 from ..models import first_line
 from .intervals import interval
+from .rows import row_digest
 from .score import Score
 from .statistics import ByRow, Statistic, exp_ratio, ratio
 
@@ -154,7 +155,8 @@ def _scores(found: dict[str, Any]) -> Iterator[Score]:
             metric, comma, name = key.partition(",")
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            values = _values(found["samples"].get(task, []), metric, name)
+            samples = found["samples"].get(task, [])
+            values = _values(samples, metric, name)
             error = figures.get(f"{metric}_stderr,{name}")
             error = float(error) if isinstance(error, int | float) else math.nan
             low, high = value - _NORMAL * error, value + _NORMAL * error
@@ -177,6 +179,7 @@ def _scores(found: dict[str, Any]) -> Iterator[Score]:
                     "standard_error": error,
                     "version": found["versions"].get(task),
                     "num_fewshot": found["n-shot"].get(task),
+                    "documents": row_digest({"of": [sample.get("doc_hash") for sample in samples]}),
                 },
                 by_row=_by_row(values, float(value), metric),
             )

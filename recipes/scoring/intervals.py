@@ -27,15 +27,21 @@ def interval(rows: Sequence[float] | np.ndarray, statistic: Statistic = ratio) -
             that subtracts: that is the paired interval of their difference.
 
     Returns:
-        Low and high; both are nan where there are fewer than two rows, which say nothing of how they differ.
+        Low and high. Draws of which there is no figure, as a correlation with a side that does not vary, are left out.
+        Both bounds are nan where these are most draws, or where there are fewer than two rows, which say nothing of how
+        they differ.
     """
     table = np.asarray(rows, dtype=np.float64)
     table = np.stack([table, np.ones(len(table))], 1) if table.ndim == 1 else table
     if len(table) < 2:
         return float("nan"), float("nan")
-    drawn = [statistic(weights @ table) for weights in _weights(len(table))]
+    drawn = np.concatenate([statistic(weights @ table) for weights in _weights(len(table))])
+    defined = drawn[~np.isnan(drawn)]
+    if len(defined) < ROUNDS / 2:
+        return float("nan"), float("nan")
     tail = (1 - LEVEL) / 2
-    low, high = np.quantile(np.concatenate(drawn), (tail, 1 - tail))
+    with np.errstate(invalid="ignore"):  # between two infinite ones
+        low, high = np.quantile(defined, (tail, 1 - tail))
     return float(low), float(high)
 
 

@@ -46,7 +46,8 @@ def measure(job: Job) -> list[Score]:
             [[row[place] for place in places] for row, places in zip(side, first, strict=True)]
             for side in (wanted, given)
         )
-    return _scores(job, names, wanted, given, {"texts_cut": data.report.truncated})
+    details = {"texts_cut": data.report.truncated, "labels": sum(map(len, wanted))}
+    return _scores(job, names, wanted, given, details)
 
 
 # What all heads on texts have in common

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -69,7 +70,7 @@ def of_tasks(model: str, scores: Sequence[Score], settings: dict[str, Any]) -> d
     data: dict[str, Any] = {}
     entries, measured = [], _measured(model, settings)
     for score in scores:
-        told = [score.details[key] for key in ("task", "version", "num_fewshot")]
+        told = [score.details.get(key) for key in ("task", "version", "num_fewshot", "documents")]
         told += ["chat"] if settings.get("chat") else []
         digest = row_digest({"of": told, "documents": score.count})
         name = limited(f"lm-eval:{Path(score.details['task']).name}", settings["limit"], score.count)
@@ -84,7 +85,8 @@ def of_tasks(model: str, scores: Sequence[Score], settings: dict[str, Any]) -> d
 
 
 def _measured(model: str, settings: dict[str, Any]) -> dict[str, Any]:
-    return {"model": model, "settings": settings, "versions": versions()}
+    """What all figures of an evaluation share; `evaluation` finds their rows, see `score_rows`."""
+    return {"model": model, "settings": settings, "versions": versions(), "evaluation": uuid4().hex}
 
 
 def _entry(score: Score, data: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from .kinds import Chosen, Job, Settings, Tell, accepted, check_settings, choose
 from .results import SCORES, as_dict, bounds, check_file, of_tasks, write, write_card
 from .rows import Rows, read_held_out, read_named
 from .score import Score
-from .score_rows import keep_rows
+from .score_rows import check_rows_file, keep_rows
 from .subject import Subject, open_subject, run_of
 
 Report = Callable[[dict[str, Any]], None]
@@ -128,6 +128,7 @@ def _check_target(path: str, output: Path | None) -> None:
         check_file(output)
     elif (run := run_of(path)) is not None:
         check_file(run / SCORES)
+        check_rows_file(run)
 
 
 def _keep(found: dict[str, Any], scores: Sequence[Score], subject: Subject, output: Path | None) -> None:
@@ -136,7 +137,7 @@ def _keep(found: dict[str, Any], scores: Sequence[Score], subject: Subject, outp
         write(output, found)
     elif subject.run is not None:
         whole = write(subject.run / SCORES, found)
-        keep_rows(subject.run, found, scores)
+        keep_rows(subject.run, whole, found, scores)
         write_card(subject.run, whole)
 
 

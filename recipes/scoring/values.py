@@ -48,10 +48,19 @@ def measure(job: Job) -> list[Score]:
             job.tell("correlation: left out: what the model gives does not vary")
         else:
             # Without mean and width the correlation is the same, and sums of squares round less.
-            x, y = ((side - side.mean()) / side.std() for side in (wanted, given))
+            x, y = map(_standard, (wanted, given))
             by_row = ByRow(np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], 1), "pearson")
             found.append(Score.of("Pearson correlation", by_row, details=details))
+    if not found:
+        raise UserError("no figure is left: a correlation needs labels and values that vary")
     return found
+
+
+def _standard(side: np.ndarray) -> np.ndarray:
+    """With mean 0 and width 1, also where squares of the values would be 0."""
+    side = side / abs(side).max()
+    side = (side - side.mean()) / np.ptp(side)
+    return side / side.std()
 
 
 KIND = Kind({"regressor": ("classification",)}, ("mae", "mse", "pearson"), measure)

@@ -7,6 +7,7 @@ import pytest
 from made_runs import write_run
 
 from anyformer.recipes.comparison.collect import compare_runs
+from anyformer.recipes.comparison.figures import Estimate
 from anyformer.recipes.comparison.page import render
 from anyformer.recipes.comparison.wording import score_in_words
 from anyformer.recipes.errors import UserError
@@ -14,7 +15,7 @@ from anyformer.recipes.scoring.kinds import Sampling, Settings
 from anyformer.recipes.scoring.results import as_dict, write
 from anyformer.recipes.scoring.rows import Rows
 from anyformer.recipes.scoring.score import Score
-from anyformer.recipes.scoring.score_rows import keep_rows
+from anyformer.recipes.scoring.score_rows import check_rows_file, keep_rows
 from anyformer.recipes.scoring.statistics import ByRow
 
 ROWS = [{"prompt": f"{at}", "completion": "x"} for at in range(4)]
@@ -119,11 +120,11 @@ def measured(folder, by_row, name="exact match", **of):
     """A run that `eval` has measured, through its own writers."""
     if not folder.exists():
         write_run(folder)
-    rows = Rows("held out", "prompt-completion", of.pop("data", ROWS))
+    rows = Rows(of.pop("on", "held out"), "prompt-completion", of.pop("data", ROWS))
+    settings = of.pop("settings", Settings())
     scores = [Score.of(name, by_row, **of)]
-    found = as_dict("m", rows, scores, Settings().as_dict())
-    write(folder / "scores.json", found)
-    keep_rows(folder, found, scores)
+    found = as_dict("m", rows, scores, settings.as_dict())
+    keep_rows(folder, write(folder / "scores.json", found), found, scores)
     return folder
 
 
@@ -176,7 +177,8 @@ def test_scores_without_all_rows_or_with_very_many_numbers_keep_none(tmp_path, m
     for table in (ByRow.of_values([1, 0, 0]), ByRow(np.array([[np.inf, 1.0], [1, 1], [1, 1], [1, 1]]))):
         folder = write_run(tmp_path / str(len(table.rows)))
         scores = [Score("exact match", 0.5, 0.1, 0.9, len(table.rows), by_row=table)]
-        keep_rows(folder, as_dict("m", Rows("held out", "text", ROWS), scores, {}), scores)
+        found = as_dict("m", Rows("held out", "text", ROWS), scores, {})
+        keep_rows(folder, found, found, scores)
         assert json.loads((folder / "scores_rows.json").read_text()) == {}
     monkeypatch.setattr("anyformer.recipes.scoring.score_rows.MOST_NUMBERS", 7)
     folder = measured(tmp_path / "many", ByRow.of_values([1, 0, 0, 1]))
@@ -189,18 +191,23 @@ def test_scores_without_all_rows_or_with_very_many_numbers_keep_none(tmp_path, m
         "{",
         "[]",
         '{"d": {"x": 1}}',
-        '{"d": {"x": {"value": 0.5, "statistic": "median", "rows": [[1, 1]]}}}',
-        '{"d": {"x": {"value": 0.5, "statistic": "ratio", "rows": [[1, 1], [1]]}}}',
-        '{"d": {"x": {"value": 0.5, "statistic": "ratio", "rows": []}}}',
-        '{"d": {"x": {"value": 0.5, "statistic": "ratio", "rows": [["1", 1]]}}}',
+        '{"d": {"x": {"statistic": "median", "rows": [[1, 1]]}}}',
+        '{"d": {"x": {"statistic": "ratio", "rows": [[1, 1], [1]]}}}',
+        '{"d": {"x": {"statistic": "ratio", "rows": []}}}',
+        '{"d": {"x": {"statistic": "ratio", "rows": [["1", 1]]}}}',
+        '{"d": {"x": {"statistic": "chrf", "rows": [[1, 1, 1]]}}}',
+        '{"d": {"x": {"statistic": "ratio", "rows": [[NaN, 1]]}}}',
+        '{"d": {"x": {"statistic": "ratio", "rows": [[1e999, 1]]}}}',
     ],
 )
 def test_damaged_rows_of_scores_are_named_and_measured_anew(tmp_path, text):
     values = ByRow.of_values([1, 0, 0, 1])
     folders = [measured(tmp_path / name, values) for name in "ab"]
     (folders[1] / "scores_rows.json").write_text(text)
-    with pytest.raises(UserError, match=r"scores_rows\.json is damaged .*run `anyformer eval` again"):
-        compare_runs(folders)
+    for reading in (compare_runs, lambda folders: check_rows_file(folders[1])):
+        with pytest.raises(UserError, match=r"scores_rows\.json is damaged .*run `anyformer eval` again"):
+            reading(folders)
+    (folders[1] / "scores_rows.json").unlink()
     measured(folders[1], values)
     assert compare_runs(folders).scores[0].cells[1].difference.value == 0
 
@@ -216,3 +223,61 @@ def test_stages_of_pipelines_are_held_against_their_counterparts(tmp_path):
     assert [cell.against for cell in found.figures[0].cells] == against
     assert [cell.against for cell in found.scores[0].cells] == against
     assert [cell.difference and cell.difference.value for cell in found.scores[0].cells] == [None, 0, 0.25, 0.25]
+
+
+def test_runs_are_subtracted_from_those_that_are_alike(tmp_path):
+    """What a third run measured otherwise, or on rows of its own, takes nothing from two others."""
+    values, more = ByRow.of_values([1, 0, 0, 1]), ByRow.of_values([1, 1, 0, 1])
+    names = {"a": values, "c": values, "b": more}
+    folders = [
+        measured(tmp_path / name, of, settings=Settings(max_new_tokens=8) if name == "c" else Settings())
+        for name, of in names.items()
+    ]
+    (line,) = compare_runs(folders).scores
+    assert line.apart and [cell.against for cell in line.cells] == [None, None, "a"]
+    assert line.cells[2].difference.value == 0.25
+    other = [{"prompt": f"other {at}", "completion": "x"} for at in range(4)]
+    stages = [
+        measured(tmp_path / line / stage, values, data=ROWS if stage == "one" else other)
+        for line in "pq"
+        for stage in ("one", "two")
+    ]
+    (line,) = compare_runs(stages).scores
+    assert [cell.against for cell in line.cells] == [None, None, "p/one", "p/two"]
+
+
+def test_rows_belong_to_one_evaluation(tmp_path):
+    """Data of one digest under two names, as equally good answers of other settings; and a score without its rows."""
+    values, others = ByRow.of_values([1, 0, 0, 1]), ByRow.of_values([0, 1, 1, 0])
+    folders = [measured(tmp_path / name, values, on="x") for name in "ab"]
+    measured(folders[1], others, on="copy/x")
+    line = next(line for line in compare_runs(folders).scores if line.data == "x")
+    assert line.cells[1].difference == Estimate(0.0, 0.0, 0.0)
+    scores = [Score("exact match", 0.5, 0.1, 0.9, 4)]
+    found = as_dict("m", Rows("x", "prompt-completion", ROWS), scores, Settings().as_dict())
+    keep_rows(folders[1], write(folders[1] / "scores.json", found), found, scores)
+    line = next(line for line in compare_runs(folders).scores if line.data == "x")
+    assert line.apart is None and line.cells[1].difference is None
+    assert len(json.loads((folders[1] / "scores_rows.json").read_text())) == 1  # that of the copy
+
+
+def test_other_numbers_of_labels_or_classes_are_told(tmp_path):
+    folders = []
+    for name, count in (("a", 9), ("b", 8)):
+        table = ByRow(np.array([[1.0, 2], [2, 2], [1, 3], [0, 2 - (count == 8)]]))
+        folders.append(measured(tmp_path / name, table, "token accuracy", details={"labels": count}))
+    (line,) = compare_runs(folders).scores
+    assert "other numbers of labels" in line.apart and line.cells[1].difference is None
+    folders = [
+        measured(tmp_path / str(count), ByRow(np.ones((4, 3 * count)), "macro_f1"), "macro F1") for count in (2, 3)
+    ]
+    (line,) = compare_runs(folders).scores
+    assert "other numbers of classes" in line.apart and line.cells[1].difference is None
+
+
+def test_figures_of_sacrebleu_stand_by_themselves_without_it(tmp_path, monkeypatch):
+    table = ByRow(np.ones((4, 10)), "bleu")
+    folders = [measured(tmp_path / name, table, "BLEU", bounds=(0.1, 0.2)) for name in "ab"]
+    assert compare_runs(folders).scores[0].cells[1].difference is not None
+    monkeypatch.setattr("anyformer.recipes.scoring.score_rows.find_spec", lambda name: None)
+    assert compare_runs(folders).scores[0].cells[1].difference is None

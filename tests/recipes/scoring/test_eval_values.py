@@ -279,6 +279,12 @@ def test_values(tiny, tmp_path):
     still = write_rows(tmp_path / "still.jsonl", [row | {"label": 2} for row in rows])
     assert values(folder, still, tell=said.append).keys() == {"mean absolute error", "mean squared error"}
     assert "correlation: left out: the labels of the rows do not vary" in said
+    for tiny_step in (1e-200, 1e-310):
+        near = write_rows(tmp_path / "near.jsonl", [row | {"label": i * tiny_step} for i, row in enumerate(rows)])
+        expected_there = np.corrcoef(given, range(11))[0, 1]
+        assert values(folder, near)["Pearson correlation"] == pytest.approx(expected_there, rel=1e-4)
+    with pytest.raises(UserError, match="no figure is left"):
+        values(folder, still, metrics=("pearson",), tell=said.append)
     alike = write_rows(tmp_path / "alike.jsonl", [{"text": "same", "label": at} for at in range(5)])
     assert "Pearson correlation" not in values(folder, alike, tell=said.append)
     assert "correlation: left out: what the model gives does not vary" in said

@@ -76,3 +76,12 @@ def test_figures_of_other_kinds_or_rows_are_not_subtracted():
     for other in (ByRow(of.rows, "exp_ratio"), ByRow.of_values([1.0])):
         with pytest.raises(ValueError, match="no figures of the same rows"):
             of.bounds_of_difference(other)
+
+
+def test_draws_without_a_figure_are_left_out():
+    x = np.zeros(40)
+    x[3] = 1  # in two draws of three
+    y = x + np.random.default_rng(1).normal(size=40)
+    low, high = ByRow(np.stack([np.ones(40), x, y, x * x, y * y, x * y], 1), "pearson").bounds()
+    assert -1 <= low < high <= 1
+    assert all(math.isnan(bound) for bound in interval(np.zeros((9, 2)), ratio))
