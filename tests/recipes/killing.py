@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -60,12 +61,14 @@ class Zygote:
     def killed(self, moment: Callable[[], bool], arguments: Sequence[str], **more: object) -> bool:
         """Kill all processes of a command at a moment; False if they had ended, well, before it."""
         running = self.start(arguments, **more)
-        while not moment() and all(map(_runs, running)):
-            time.sleep(_TICK)
-        for process in running:
-            if _runs(process):
-                os.kill(process, signal.SIGKILL)
-        statuses = self.statuses()
+        try:
+            while not moment() and all(map(_runs, running)):
+                time.sleep(_TICK)
+        finally:  # whatever a moment raises: the next command must not read these statuses as its own
+            for process in running:
+                if _runs(process):
+                    os.kill(process, signal.SIGKILL)
+            statuses = self.statuses()
         # A process whose peer was killed may end by itself before its own kill.
         assert set(statuses) == {0} or -signal.SIGKILL in statuses, self.log.read_text()[-4000:]
         return statuses != [0] * len(statuses)
@@ -89,8 +92,9 @@ def while_there(path: Path, later: float) -> Callable[[], bool]:
     seen: list[float] = []
 
     def moment() -> bool:
-        if not seen and any(path.parent.glob(path.name)):
-            seen.append(time.monotonic())
+        with suppress(FileNotFoundError):  # the folder goes while it is looked through
+            if not seen and any(path.parent.glob(path.name)):
+                seen.append(time.monotonic())
         return bool(seen) and time.monotonic() - seen[0] >= later
 
     return moment
